@@ -1,0 +1,1 @@
+"""Containers: names for bytes. Tensors are found, copied, hashed and written, never decoded."""

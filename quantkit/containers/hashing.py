@@ -1,0 +1,33 @@
+"""SHA-256 of whole files and of byte ranges, streamed through one small buffer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from quantkit.containers.ranges import ByteRange, iterate_range
+from quantkit.errors import ContainerError
+
+
+def sha256_range(
+    source: ByteRange, *, on_bytes: Callable[[int], object] = lambda count: None
+) -> str:
+    """Hex digest of a byte range; `on_bytes` hears of every piece hashed."""
+    digest = hashlib.sha256()
+    for piece in iterate_range(source):
+        digest.update(piece)
+        on_bytes(len(piece))
+    return digest.hexdigest()
+
+
+def sha256_file(path: Path, *, on_bytes: Callable[[int], object] = lambda count: None) -> str:
+    """Hex digest of a whole file, as `sha256sum` prints it."""
+    return sha256_range(ByteRange(path, 0, file_bytes(path)), on_bytes=on_bytes)
+
+
+def file_bytes(path: Path) -> int:
+    """Size of an existing regular file in bytes; `ContainerError` when there is none."""
+    if not path.is_file():
+        raise ContainerError("no such file", file=path, hint="check the path")
+    return path.stat().st_size

@@ -1,0 +1,171 @@
+"""Byte ranges of files: mapped for reading, or copied without passing through this process.
+
+A quantized model is tens to hundreds of gigabytes that we mostly move unchanged. A `ByteRange`
+names such bytes without touching them; `map_range` pages them in on demand, and `copy_range` has
+the kernel move them (`copy_file_range`, which a file system may turn into shared extents), with
+two slower ways behind it for systems and file system pairs that cannot.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from quantkit.errors import ContainerError
+
+# Small enough that Ctrl-C and the progress line stay responsive, large enough for full speed.
+COPY_STEP_BYTES = 32 << 20
+READ_STEP_BYTES = 1 << 20
+
+_NOT_POSSIBLE_HERE = frozenset(
+    {errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY}
+)
+_INPUT_PROBLEMS = {
+    errno.ENOENT: ("no such file", "check the path"),
+    errno.ENOTDIR: ("no such file", "check the path; one of its folders is a file"),
+    errno.EACCES: ("the file may not be read", "check its permissions"),
+    errno.EISDIR: ("a folder where a file is needed", "name the file inside it"),
+    errno.ELOOP: ("a symbolic link that leads nowhere", "check where the link points"),
+}
+
+
+class ByteRange(NamedTuple):
+    """`nbytes` bytes of `path` from byte `offset` on."""
+
+    path: Path
+    offset: int
+    nbytes: int
+
+
+Copier = Callable[[int, int, int, int, int], int]
+
+
+@contextmanager
+def open_input(path: Path) -> Iterator[int]:
+    """A read-only file descriptor of an existing regular file, or `ContainerError`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in _INPUT_PROBLEMS:
+            raise
+        what, hint = _INPUT_PROBLEMS[error.errno]
+        raise ContainerError(what, file=path, hint=hint) from error
+    try:
+        if path.is_dir():
+            what, hint = _INPUT_PROBLEMS[errno.EISDIR]
+            raise ContainerError(what, file=path, hint=hint)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def map_range(source: ByteRange) -> np.ndarray:
+    """The bytes as a read-only uint8 vector of shape (nbytes,), paged in when they are looked at.
+
+    The mapping lives as long as the array; nothing is kept open besides it.
+    """
+    if source.nbytes == 0:
+        return np.frombuffer(b"", dtype=np.uint8)
+    with open_input(source.path) as descriptor:
+        check_inside(source, os.fstat(descriptor).st_size)
+    mapped = np.memmap(
+        source.path, dtype=np.uint8, mode="r", offset=source.offset, shape=(source.nbytes,)
+    )
+    return mapped.view(np.ndarray)
+
+
+def read_range(source: ByteRange) -> bytes:
+    """The bytes themselves; meant for small ranges."""
+    with open_input(source.path) as descriptor:
+        check_inside(source, os.fstat(descriptor).st_size)
+        return os.pread(descriptor, source.nbytes, source.offset)
+
+
+def iterate_range(source: ByteRange) -> Iterator[memoryview]:
+    """The bytes in pieces of at most one MiB, in one buffer that every piece reuses."""
+    buffer = memoryview(bytearray(min(READ_STEP_BYTES, max(source.nbytes, 1))))
+    with open_input(source.path) as descriptor:
+        position, end = source.offset, source.offset + source.nbytes
+        while position < end:
+            count = os.preadv(descriptor, [buffer[: end - position]], position)
+            if count == 0:
+                raise _shrunk(source, position)
+            yield buffer[:count]
+            position += count
+
+
+def check_inside(source: ByteRange, file_bytes: int) -> None:
+    """Refuse a range that reaches past the end of its file."""
+    if source.offset + source.nbytes > file_bytes:
+        raise _shrunk(source, file_bytes)
+
+
+def _shrunk(source: ByteRange, end: int) -> ContainerError:
+    return ContainerError(
+        "the file ends before the bytes that its header promised",
+        file=source.path,
+        value=f"{source.nbytes} bytes from {source.offset}, file ends at {end}",
+        hint="the file changed after it was opened, or its download is incomplete",
+    )
+
+
+def _copy_in_kernel(source: int, target: int, count: int, start: int, to: int) -> int:
+    return os.copy_file_range(source, target, count, start, to)
+
+
+def _copy_by_sendfile(source: int, target: int, count: int, start: int, to: int) -> int:
+    os.lseek(target, to, os.SEEK_SET)
+    return os.sendfile(target, source, start, count)
+
+
+def _copy_by_buffer(source: int, target: int, count: int, start: int, to: int) -> int:
+    piece = os.pread(source, min(count, READ_STEP_BYTES), start)
+    return os.pwrite(target, piece, to) if piece else 0
+
+
+def default_copiers() -> tuple[Copier, ...]:
+    """The ways to copy that this platform has, fastest first; the last one always works."""
+    kernel = (_copy_in_kernel,) if hasattr(os, "copy_file_range") else ()
+    sendfile = (_copy_by_sendfile,) if hasattr(os, "sendfile") else ()
+    return (*kernel, *sendfile, _copy_by_buffer)
+
+
+def copy_range(
+    source: ByteRange,
+    target: int,
+    target_offset: int,
+    *,
+    on_bytes: Callable[[int], object] = lambda count: None,
+    copiers: Sequence[Copier] | None = None,
+) -> None:
+    """Copy a range into the open file `target` at `target_offset`.
+
+    `on_bytes` hears of every piece copied. A copier that the system refuses for this pair of
+    files, or that moves nothing, is left for the next one; the last one moving nothing means that
+    the source ended early (`ContainerError`).
+    """
+    ways = list(default_copiers() if copiers is None else copiers)
+    done = 0
+    with open_input(source.path) as descriptor:
+        while done < source.nbytes:
+            step = min(COPY_STEP_BYTES, source.nbytes - done)
+            start, to = source.offset + done, target_offset + done
+            try:
+                count = ways[0](descriptor, target, step, start, to)
+            except OSError as error:
+                if len(ways) == 1 or error.errno not in _NOT_POSSIBLE_HERE:
+                    raise
+                count = 0
+            if count == 0 and len(ways) == 1:
+                raise _shrunk(source, start)
+            if count == 0:
+                ways.pop(0)
+                continue
+            done += count
+            on_bytes(count)

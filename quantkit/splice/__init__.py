@@ -1,0 +1,16 @@
+"""Splice: a hybrid model by byte copy, expert units from donors and all else from the base."""
+
+from quantkit.splice.plan import PlannedTensor, SplicePlan, UnitChoice, plan_splice
+from quantkit.splice.selected import plan_from_selection
+from quantkit.splice.write import SpliceResult, predicted_bytes, write_splice
+
+__all__ = [
+    "PlannedTensor",
+    "SplicePlan",
+    "SpliceResult",
+    "UnitChoice",
+    "plan_from_selection",
+    "plan_splice",
+    "predicted_bytes",
+    "write_splice",
+]

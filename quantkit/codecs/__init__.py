@@ -1,0 +1,57 @@
+"""Values to bytes and back for every tensor type: `decode`, `encode`, and what can do either.
+
+Parts are named arrays as the format names them; the types here have one, `data` (uint8, 1-D,
+rows one after the other). numpy releases the interpreter lock inside its loops, so callers may
+encode several tensors in threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+# Importing a module registers its codecs.
+from quantkit.codecs import affine, legacy, microscale, plain, reference
+from quantkit.codecs.base import Floats, codec_for, find_codec
+from quantkit.codecs.blocks import checked_importance
+from quantkit.qtypes import QType
+
+__all__ = ["affine", "can_decode", "can_encode", "decode", "encode", "legacy", "microscale"]
+__all__ += ["plain", "reference"]
+
+
+def can_decode(qtype: QType) -> bool:
+    """Whether `decode` reads this type."""
+    return find_codec(qtype) is not None
+
+
+def can_encode(qtype: QType) -> bool:
+    """Whether `encode` writes this type."""
+    codec = find_codec(qtype)
+    return codec is not None and codec.can_encode
+
+
+def decode(qtype: QType, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Floats:
+    """The float32 values of a tensor, in `shape` (row-major).
+
+    F32 gives a view of the part, read-only where the part is. FormatError: a type without
+    decoder, bytes that do not match the shape, a block with a scale that is not finite, an integer
+    that float32 cannot hold.
+    """
+    return codec_for(qtype).decode(parts, tuple(shape))
+
+
+def encode(
+    qtype: QType, values: np.ndarray, importance: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """The parts that store `values` (float32, (..., row)) in type `qtype`.
+
+    `importance` is the mean square of each input channel, (row,) or (n_expert, row) for values of
+    three dimensions; block types minimise the squared error weighted by it, plain types ignore it.
+    Deterministic. FormatError: a type without encoder, rows that are not whole blocks, values
+    that are not finite or too large, importance of another shape.
+    """
+    codec = codec_for(qtype)
+    array = np.asarray(values, np.float32)
+    return codec.encode(array, checked_importance(array, importance))

@@ -1,0 +1,134 @@
+"""The codec interface, the registry, and the checks that every codec shares.
+
+A codec turns the named parts of one tensor into float32 values and back. It knows one type's
+bytes and nothing about files. Codecs register themselves when their module is imported; a new
+type needs a row in `quantkit.qtypes` and one `register` call.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from quantkit.errors import FormatError
+from quantkit.qtypes import QType
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
+
+DATA = "data"  # the one part of every GGUF and every plain safetensors tensor
+
+
+class Codec(ABC):
+    """Values of one type: `decode` always, `encode` where `can_encode` says so."""
+
+    can_encode: ClassVar[bool] = False
+
+    def __init__(self, qtype: QType) -> None:
+        self.qtype = qtype
+
+    @abstractmethod
+    def decode(self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Floats:
+        """The float32 values, in `shape` (row-major)."""
+
+    def encode(self, values: Floats, importance: Doubles | None) -> dict[str, np.ndarray]:
+        """The parts that store `values`."""
+        raise FormatError(
+            f"{self.qtype.name} can be read but not written",
+            value=self.qtype.name,
+            rule="a type with an encoder",
+            hint="stages that need this type take it from a donor",
+        )
+
+
+_CODECS: dict[str, Codec] = {}
+
+
+def register(codec: Codec) -> None:
+    """Make `codec` the one for its type; a second one for the same type is our own mistake."""
+    assert codec.qtype.name not in _CODECS, codec.qtype.name
+    _CODECS[codec.qtype.name] = codec
+
+
+def find_codec(qtype: QType) -> Codec | None:
+    """The codec of `qtype`, or None."""
+    return _CODECS.get(qtype.name)
+
+
+def codec_for(qtype: QType) -> Codec:
+    """The codec of `qtype`; FormatError when the type is opaque or has none."""
+    found = find_codec(qtype)
+    if found is None:
+        close = difflib.get_close_matches(qtype.name, list(_CODECS), n=2)
+        raise FormatError(
+            f"no codec reads {qtype.name}",
+            value=qtype.name if qtype.gguf_id is None else f"{qtype.name} (id {qtype.gguf_id})",
+            rule="a type with a decoder",
+            hint=f"similar types: {', '.join(close)}" if close else None,
+        )
+    return found
+
+
+def data_part(qtype: QType, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Bytes:
+    """The `data` part as 1-D bytes, checked against what `shape` needs."""
+    if DATA not in parts:
+        raise FormatError(
+            f"a {qtype.name} tensor without its {DATA!r} part",
+            value=sorted(parts),
+            rule=f"parts of {qtype.name}: {DATA}",
+        )
+    require_whole_rows(qtype, shape)
+    data = parts[DATA].reshape(-1).view(np.uint8)
+    expected = qtype.nbytes(math.prod(shape))
+    if data.size != expected:
+        raise FormatError(
+            f"{qtype.name} data of the wrong size",
+            value=f"{data.size} bytes",
+            rule=f"{expected} bytes for shape {shape}",
+        )
+    return data
+
+
+def require_whole_rows(qtype: QType, shape: tuple[int, ...]) -> None:
+    """FormatError unless the rows of `shape` (its last axis) consist of whole blocks."""
+    row_length = shape[-1] if shape else 1
+    if not qtype.fits_row(row_length):
+        raise FormatError(
+            f"rows of {row_length} elements do not fit {qtype.name}",
+            value=f"shape {shape}",
+            rule=f"the last dimension must be a multiple of {qtype.block_size}",
+            hint="take a type with a smaller block for this tensor",
+        )
+
+
+def require_magnitude(
+    values: Floats,
+    largest: float,
+    qtype: QType,
+    *,
+    first: int = 0,
+    shape: tuple[int, ...] | None = None,
+) -> None:
+    """FormatError that names the first element that is not finite or exceeds `largest`.
+
+    `first` is the flat index of `values[0]` in the tensor of `shape`, when a part is checked.
+    """
+    flat = values.reshape(-1)
+    bad = np.flatnonzero(~(np.abs(flat) <= largest))
+    if not bad.size:
+        return
+    shape = values.shape if shape is None else shape
+    position = np.unravel_index(first + int(bad[0]), shape) if shape else ()
+    raise FormatError(
+        f"a value that {qtype.name} cannot hold",
+        value=f"{flat[bad[0]]} at index {tuple(int(i) for i in position)}",
+        rule=f"finite values of magnitude up to {largest:g}",
+        hint="a non-finite weight usually comes from a damaged file or an overflow upstream",
+    )

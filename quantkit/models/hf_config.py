@@ -1,0 +1,150 @@
+"""Geometry from a Hugging Face `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quantkit.errors import ModelError
+from quantkit.models import ngram_hash
+from quantkit.models.arch import architecture_of_hf
+from quantkit.models.config import (
+    AttentionConfig,
+    DeltaNetConfig,
+    HyperConnectionConfig,
+    IndexerConfig,
+    Mixer,
+    ModelConfig,
+    MoeConfig,
+    NgramConfig,
+)
+
+MIXERS = {
+    "linear_attention": Mixer.GATED_DELTA_NET,
+    "full_attention": Mixer.ATTENTION,
+    "indexed_attention": Mixer.ATTENTION,
+}
+DEFAULT_ROTARY_FACTOR = {"qwen3moe": 1.0}
+"""Share of a head that is rotated where a config does not say; 0.25 for the hybrid models."""
+
+
+def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a `config.json`, text part of a multimodal one included; ModelError if incomplete."""
+    text = {**hf, **hf.get("text_config", {})}
+    arch = architecture_of_hf(text["model_type"] if "text_config" in hf else hf["model_type"])
+    try:
+        return _read(text, arch.gguf)
+    except KeyError as missing:
+        raise ModelError(
+            "config.json lacks a field",
+            value=missing.args[0],
+            rule=f"{arch.gguf} needs it",
+            hint="use the config.json that belongs to this checkpoint",
+        ) from missing
+
+
+def _read(text: Mapping[str, Any], arch: str) -> ModelConfig:
+    n_layers = text["num_hidden_layers"]
+    hybrid = "linear_num_key_heads" in text
+    interval = text.get("full_attention_interval", 4) if hybrid else 1
+    default_types = [
+        "full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(n_layers)
+    ]
+    mixers = tuple(MIXERS[kind] for kind in text.get("layer_types") or default_types)
+    return ModelConfig(
+        arch=arch,
+        vocab_size=text["vocab_size"],
+        hidden=text["hidden_size"],
+        n_layers=n_layers,
+        context_length=text["max_position_embeddings"],
+        rms_eps=text["rms_norm_eps"],
+        mixers=mixers,
+        attention=_attention(text, arch, output_gate=hybrid),
+        moe=MoeConfig(
+            n_experts=text["num_experts"],
+            n_experts_used=text["num_experts_per_tok"],
+            inner=text["moe_intermediate_size"],
+            shared_inner=text.get("shared_expert_intermediate_size", 0),
+            # Only qwen3_moe has the switch; the others always renormalise.
+            renormalize=text.get("norm_topk_prob", arch != "qwen3moe"),
+        ),
+        tied_head=text.get("tie_word_embeddings", False),
+        delta_net=_delta_net(text) if hybrid else None,
+        indexer=_indexer(text),
+        hyper=_hyper(text),
+        ngram=_ngram(text),
+        n_mtp_layers=text.get("mtp_num_hidden_layers", 0),
+    )
+
+
+def _attention(text: Mapping[str, Any], arch: str, *, output_gate: bool) -> AttentionConfig:
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    head_dim = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+    factor = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
+    if factor is None:
+        factor = DEFAULT_ROTARY_FACTOR.get(arch, 0.25)
+    return AttentionConfig(
+        n_heads=text["num_attention_heads"],
+        n_kv_heads=text["num_key_value_heads"],
+        head_dim=head_dim,
+        rotary_dim=int(head_dim * factor),
+        rope_theta=float(rope["rope_theta"] if "rope_theta" in rope else text["rope_theta"]),
+        output_gate=output_gate,
+    )
+
+
+def _delta_net(text: Mapping[str, Any]) -> DeltaNetConfig:
+    return DeltaNetConfig(
+        n_key_heads=text["linear_num_key_heads"],
+        n_value_heads=text["linear_num_value_heads"],
+        key_dim=text["linear_key_head_dim"],
+        value_dim=text["linear_value_head_dim"],
+        conv_kernel=text["linear_conv_kernel_dim"],
+        gate_activation=text.get("output_gate_type") or text.get("hidden_act", "silu"),
+    )
+
+
+def _indexer(text: Mapping[str, Any]) -> IndexerConfig | None:
+    if text.get("indexer_n_heads") is None:
+        return None
+    return IndexerConfig(
+        n_heads=text["indexer_n_heads"],
+        head_dim=text["indexer_head_dim"],
+        budget=text["indexer_budget"],
+        block=text["indexer_compress_ratio"],
+    )
+
+
+def _hyper(text: Mapping[str, Any]) -> HyperConnectionConfig | None:
+    if "hc_count" not in text:
+        return None
+    return HyperConnectionConfig(n_streams=text["hc_count"], low_rank=text["hc_lowrank"])
+
+
+def _ngram(text: Mapping[str, Any]) -> NgramConfig | None:
+    layers = text.get("ple_layer_ids") or []
+    if not layers:
+        return None
+    if len(layers) > 1:
+        raise ModelError(
+            "more than one n-gram layer",
+            value=layers,
+            rule="one n-gram layer, as in every released model and in llama.cpp",
+            hint="this checkpoint cannot be handled yet",
+        )
+    eos = text["eos_token_id"]
+    n_heads = (text["ngram_size"] - 1) * text["heads_per_ngram"]
+    sizes = ngram_hash.head_vocab_sizes(text["ngram_vocab_size_base"], n_heads)
+    return NgramConfig(
+        layer=layers[0] - 1,
+        ngram_size=text["ngram_size"],
+        heads_per_ngram=text["heads_per_ngram"],
+        row_dim=(text.get("ple_embed_dim") or text["hidden_size"]) // n_heads,
+        conv_kernel=text["ple_conv_kernel_size"],
+        eos_token_id=eos[0] if isinstance(eos, list) else eos,
+        multipliers=ngram_hash.multipliers(
+            text["vocab_size"], text["ngram_size"], text.get("seed", 1234)
+        ),
+        head_offsets=ngram_hash.head_offsets(sizes),
+        head_vocab_sizes=sizes,
+    )

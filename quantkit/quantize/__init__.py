@@ -1,0 +1,5 @@
+"""Stages that write a model's tensors in another type or container."""
+
+from quantkit.quantize.convert import convert_checkpoint
+
+__all__ = ["convert_checkpoint"]

@@ -1,0 +1,139 @@
+"""`convert`: a transformers checkpoint as a BF16 GGUF that llama.cpp loads.
+
+Tensors are decoded, brought into llama.cpp's form and encoded piece by piece, so that the largest
+thing in memory is one dense tensor or one expert. The multi-token prediction head and a vision
+tower stay out: llama.cpp reads them from files of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quantkit import codecs
+from quantkit.containers.gguf import TensorSpec, ValueType, pack_kv, write_gguf
+from quantkit.errors import ModelError
+from quantkit.models.arch import layer_roles, model_roles
+from quantkit.models.config import ModelConfig
+from quantkit.models.gguf_config import GATE_ACTIVATION, Pair, gguf_pairs
+from quantkit.models.roles import EXPERT_ROLES, Role
+from quantkit.models.transforms import to_gguf_layout
+from quantkit.qtypes import QType, by_name
+from quantkit.weights import ModelWeights, TensorHandle, open_model
+from quantkit.weights.tokenizer import Vocabulary, read_vocabulary
+
+BF16, F32 = by_name("BF16"), by_name("F32")
+FILE_TYPE_BF16 = 32
+QUANTIZATION_VERSION = 2
+TABLE_ROWS = 1 << 18
+"""Rows of the n-gram table that are converted at a time."""
+
+
+def convert_checkpoint(folder: Path, out: Path, *, name: str | None = None) -> list[Path]:
+    """Write the checkpoint in `folder` to `out`; returns the files.
+
+    Raises ModelError for an architecture or a setting that llama.cpp could not run faithfully.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            "not a transformers checkpoint",
+            file=folder,
+            rule="a folder with config.json, tokenizer.json and safetensors",
+            hint="give the folder that the model was downloaded to",
+        )
+    model = open_model(folder)
+    _check_faithful(model)
+    vocabulary = read_vocabulary(folder, model.config.vocab_size)
+    pairs = metadata_pairs(model.config, vocabulary, name or folder.resolve().name)
+    return write_gguf(out, pairs, tensor_specs(model), progress_label="convert")
+
+
+def _check_faithful(model: ModelWeights) -> None:
+    c = model.config
+    problem = None
+    if not c.moe.renormalize:
+        problem = ("norm_topk_prob", False, "llama.cpp always renormalises the chosen experts")
+    elif c.delta_net and c.delta_net.gate_activation != GATE_ACTIVATION[c.arch]:
+        wanted = GATE_ACTIVATION[c.arch]
+        problem = ("output_gate_type", c.delta_net.gate_activation, f"{c.arch} means {wanted}")
+    if problem:
+        field, value, rule = problem
+        raise ModelError(
+            f"llama.cpp cannot run this model as its config.json says ({field})",
+            file=model.path / "config.json",
+            value=value,
+            rule=rule,
+        )
+
+
+def metadata_pairs(config: ModelConfig, vocabulary: Vocabulary, name: str) -> list[bytes]:
+    """All key-value pairs of the file, packed."""
+    v = vocabulary
+    pairs = [
+        Pair("general.architecture", "STRING", config.arch),
+        Pair("general.type", "STRING", "model"),
+        Pair("general.name", "STRING", name),
+        Pair("general.file_type", "UINT32", FILE_TYPE_BF16),
+        Pair("general.quantization_version", "UINT32", QUANTIZATION_VERSION),
+        *gguf_pairs(config),
+        Pair("tokenizer.ggml.model", "STRING", "gpt2"),
+        Pair("tokenizer.ggml.pre", "STRING", v.pre),
+        Pair("tokenizer.ggml.tokens", "ARRAY", v.tokens, "STRING"),
+        Pair("tokenizer.ggml.token_type", "ARRAY", v.token_types, "INT32"),
+        Pair("tokenizer.ggml.merges", "ARRAY", v.merges, "STRING"),
+        Pair("tokenizer.ggml.add_bos_token", "BOOL", False),
+    ]
+    for key in ("eos", "bos", "padding"):
+        number = getattr(v, f"{key}_token_id")
+        if number is not None:
+            pairs.append(Pair(f"tokenizer.ggml.{key}_token_id", "UINT32", number))
+    if v.chat_template is not None:
+        pairs.append(Pair("tokenizer.chat_template", "STRING", v.chat_template))
+    return [
+        pack_kv(p.key, ValueType[p.kind], p.value, ValueType[p.item] if p.item else None)
+        for p in pairs
+    ]
+
+
+def tensor_specs(model: ModelWeights) -> list[TensorSpec]:
+    """Every tensor of the file, with the function that makes its bytes."""
+    c = model.config
+    specs = [_spec(role, None, model.top[role.name], c) for role in model_roles(c)]
+    for i, handles in enumerate(model.layers):
+        specs += [_spec(role, i, handles[role.name], c) for role in layer_roles(c, i)]
+    return specs
+
+
+def _spec(role: Role, layer: int | None, handle: TensorHandle, config: ModelConfig) -> TensorSpec:
+    shape = handle.shape
+    if role.hf_form == "squeeze":
+        shape = (shape[0], shape[2])
+    if role.name == "shared_gate_row":
+        shape = (shape[-1],)
+    qtype = F32 if role.float32 or len(shape) == 1 else BF16
+    return TensorSpec(role.gguf_name(layer), shape, qtype, _bytes(role, handle, qtype, config))
+
+
+def _bytes(
+    role: Role, handle: TensorHandle, qtype: QType, config: ModelConfig
+) -> Callable[[], Iterator[memoryview]]:
+    def pieces() -> Iterator[Tensor]:
+        if role.name in EXPERT_ROLES:
+            yield from (handle.expert(e) for e in range(config.moe.n_experts))
+        elif role.name == "ngram_table":
+            for start in range(0, handle.shape[0], TABLE_ROWS):
+                stop = min(start + TABLE_ROWS, handle.shape[0])
+                yield handle.rows(torch.arange(start, stop))
+        else:
+            yield to_gguf_layout(handle.value(), role.gguf_layout, config)
+
+    def encoded() -> Iterator[memoryview]:
+        for values in pieces():
+            array = np.ascontiguousarray(values.numpy(), dtype=np.float32)
+            yield codecs.encode(qtype, array)["data"].data
+
+    return encoded

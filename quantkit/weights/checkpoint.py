@@ -1,0 +1,154 @@
+"""Roles of a model in a transformers checkpoint: fused or single experts, sharded tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantkit.containers.base import TensorEntry
+from quantkit.containers.safetensors import SafetensorsModel, open_safetensors
+from quantkit.errors import ModelError
+from quantkit.models.arch import layer_roles, model_roles
+from quantkit.models.config import ModelConfig, NgramConfig
+from quantkit.models.hf_config import config_from_hf
+from quantkit.models.roles import Role
+from quantkit.models.transforms import HF_FORMS, HF_PARTS
+from quantkit.weights.handle import Piece, TensorHandle
+
+Handles = Mapping[str, TensorHandle]
+PREFIXES = ("model.language_model.", "model.", "")
+"""Where the text model sits: multimodal checkpoints, language models, bare trunks."""
+
+
+def open_checkpoint(folder: Path) -> tuple[ModelConfig, Handles, tuple[Handles, ...]]:
+    """Geometry and handles of the checkpoint in `folder`."""
+    file = open_safetensors(folder)
+    config = config_from_hf(read_json(folder / "config.json"))
+    prefix = _prefix(file, folder)
+    if config.ngram:
+        base = f"{prefix}layers.{config.ngram.layer}.ple.ple_embedding."
+        config = replace(config, ngram=_stored_constants(file, base, config.ngram))
+    lookup = _Lookup(file, folder, prefix, config)
+    top = {role.name: lookup.handle(role, "") for role in model_roles(config)}
+    layers = tuple(
+        {role.name: lookup.handle(role, f"layers.{i}.") for role in layer_roles(config, i)}
+        for i in range(config.n_layers)
+    )
+    return config, top, layers
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a checkpoint folder; ModelError if it is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            "cannot read a JSON file of the checkpoint",
+            file=path,
+            value=str(error),
+            hint="check that the download is complete",
+        ) from error
+    if not isinstance(found, dict):
+        raise ModelError("not a JSON object", file=path, value=type(found).__name__)
+    return found
+
+
+def _prefix(file: SafetensorsModel, folder: Path) -> str:
+    for prefix in PREFIXES:
+        if f"{prefix}embed_tokens.weight" in file.tensors:
+            return prefix
+    raise ModelError(
+        "no token embedding in the checkpoint",
+        file=folder,
+        rule="one of " + ", ".join(f"{p}embed_tokens.weight" for p in PREFIXES),
+        hint="check that all shards are there",
+    )
+
+
+def _stored_constants(file: SafetensorsModel, base: str, derived: NgramConfig) -> NgramConfig:
+    """The hash constants as the checkpoint stores them: they, not the formula, made the table."""
+
+    def read(name: str, fallback: tuple[int, ...]) -> tuple[int, ...]:
+        entry = file.tensors.get(base + name)
+        if entry is None:
+            return fallback
+        return tuple(int(x) for x in entry.parts()["data"].view(np.int64))
+
+    return replace(
+        derived,
+        multipliers=read("layer_multipliers", derived.multipliers),
+        head_offsets=read("ngram_heads_offsets", derived.head_offsets),
+        head_vocab_sizes=read("ngram_heads_vocab_sizes", derived.head_vocab_sizes),
+    )
+
+
+class _Lookup:
+    """Finds the stored tensors of a role."""
+
+    def __init__(
+        self, file: SafetensorsModel, folder: Path, prefix: str, config: ModelConfig
+    ) -> None:
+        self.file, self.folder, self.prefix, self.config = file, folder, prefix, config
+
+    def handle(self, role: Role, layer_prefix: str) -> TensorHandle:
+        name = self._name(role, layer_prefix)
+        form = HF_FORMS[role.hf_form]
+        if name in self.file.tensors:
+            entry = self.file.tensors[name]
+            return TensorHandle(role.name, (self._piece(entry, role),), effective=form)
+        if role.name == "ngram_table":
+            return TensorHandle(role.name, self._table_shards(name))
+        if role.hf_single:
+            singles = self.prefix + layer_prefix + role.hf_single
+            names = [singles.format(expert=e) for e in range(self.config.moe.n_experts)]
+            pieces = tuple(Piece(self._entry(n)) for n in names)
+            return TensorHandle(role.name, pieces, stacked=True)
+        raise self._missing(name)
+
+    def _name(self, role: Role, layer_prefix: str) -> str:
+        if role.name == "output":
+            return role.hf
+        if role.name == "ngram_table":
+            assert self.config.ngram is not None
+            return self.prefix + role.hf.format(ngram_layer=self.config.ngram.layer)
+        return self.prefix + layer_prefix + role.hf
+
+    def _piece(self, entry: TensorEntry, role: Role) -> Piece:
+        if role.hf_part == "all":
+            return Piece(entry)
+        part = HF_PARTS[role.hf_part](self.config)
+        return Piece(entry, range(*part.indices(entry.shape[-2])))
+
+    def _table_shards(self, name: str) -> tuple[Piece, ...]:
+        pattern = re.compile(re.escape(name.removesuffix("weight")) + r"shard_(\d+)\.weight")
+        found = {
+            int(match.group(1)): entry
+            for stored, entry in self.file.tensors.items()
+            if (match := pattern.fullmatch(stored))
+        }
+        if not found:
+            raise self._missing(name)
+        missing = set(range(max(found) + 1)) - set(found)
+        if missing:
+            raise self._missing(name.replace("weight", f"shard_{min(missing)}.weight"))
+        return tuple(Piece(found[number]) for number in sorted(found))
+
+    def _entry(self, name: str) -> TensorEntry:
+        if name not in self.file.tensors:
+            raise self._missing(name)
+        return self.file.tensors[name]
+
+    def _missing(self, name: str) -> ModelError:
+        return ModelError(
+            "the checkpoint lacks a tensor",
+            file=self.folder,
+            tensor=name,
+            rule=f"architecture {self.config.arch} needs it",
+            hint="check that all shards are there and config.json belongs to this checkpoint",
+        )

@@ -35,8 +35,8 @@ class Role:
         return f"blk.{layer}.{self.gguf}" if self.per_layer else self.gguf
 
 
-def _norm(name: str, gguf: str, hf: str, form: str = "plus_one", **more: bool) -> Role:
-    return Role(name, gguf, hf, hf_form=form, float32=True, **more)
+def _norm(name: str, gguf: str, hf: str, form: str = "plus_one", *, per_layer: bool = True) -> Role:
+    return Role(name, gguf, hf, hf_form=form, float32=True, per_layer=per_layer)
 
 
 def _hyper(name: str, gguf: str, hf: str, *, inject: bool, per_layer: bool) -> tuple[Role, ...]:

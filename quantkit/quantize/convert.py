@@ -54,7 +54,7 @@ def convert_checkpoint(folder: Path, out: Path, *, name: str | None = None) -> l
 
 def _check_faithful(model: ModelWeights) -> None:
     c = model.config
-    problem = None
+    problem: tuple[str, object, str] | None = None
     if not c.moe.renormalize:
         problem = ("norm_topk_prob", False, "llama.cpp always renormalises the chosen experts")
     elif c.delta_net and c.delta_net.gate_activation != GATE_ACTIVATION[c.arch]:

@@ -49,15 +49,13 @@ def pick_device(name: str = "auto") -> torch.device:
 def check_tokens(model: ModelWeights, batches: Sequence[Tensor]) -> None:
     """Raise TextError if a token is outside the model's vocabulary."""
     for batch in batches:
-        if (
-            batch.numel()
-            and not 0 <= int(batch.min()) <= int(batch.max()) < model.config.vocab_size
-        ):
+        lowest, highest = (int(batch.min()), int(batch.max())) if batch.numel() else (0, 0)
+        if lowest < 0 or highest >= model.config.vocab_size:
             raise TextError(
                 "a token that the model does not have",
                 file=model.path,
-                value=int(batch.max()),
-                rule=f"token ids below {model.config.vocab_size}",
+                value=highest if lowest >= 0 else lowest,
+                rule=f"token ids from 0 to below {model.config.vocab_size}",
                 hint="the text was tokenized for another model",
             )
 

@@ -56,7 +56,10 @@ class Losses(NamedTuple):
 
 def role_shapes(c: ModelConfig) -> dict[str, Shape]:
     """Stored shape of every role."""
-    assert c.hyper and c.delta_net and c.indexer and c.ngram
+    assert c.hyper
+    assert c.delta_net
+    assert c.indexer
+    assert c.ngram
     h, streams, rank = c.hidden, c.hyper.n_streams * c.hidden, c.hyper.low_rank
     g, a, m, i = c.delta_net, c.attention, c.moe, c.indexer
     keys, values = g.n_key_heads * g.key_dim, g.n_value_heads * g.value_dim
@@ -166,7 +169,7 @@ def attention_with_indexer(
     assert c.indexer
     n = x.shape[1]
     q, k, v, gate = project_heads(
-        x, AttentionWeights(*(w[r] for r in ATTENTION)), c.attention, 1e-6
+        x, AttentionWeights(*(w[r] for r in ATTENTION)), c.attention, c.rms_eps
     )
     repeat = c.attention.n_heads // c.attention.n_kv_heads
     k, v = (t.repeat_interleave(repeat, dim=2) for t in (k, v))
@@ -177,7 +180,7 @@ def attention_with_indexer(
 
     rotary = (c.attention.rotary_dim, c.attention.rope_theta)
     index_weights = IndexerWeights(*(w[r] for r in INDEXER))
-    index = index_keys(x.detach(), index_weights, c.indexer, rotary, 1e-6)
+    index = index_keys(x.detach(), index_weights, c.indexer, rotary, c.rms_eps)
     index_scores = block_scores(index, 0, n, c.indexer.block).float()
     whole = index_scores.shape[-1] * c.indexer.block
     target = dense.detach().mean(1)[..., :whole].unflatten(-1, (-1, c.indexer.block)).sum(-1)
@@ -222,7 +225,8 @@ class EmbeddedModel(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """State after one layer, its balance term, its indexer loss."""
         c = self.c
-        assert c.hyper and c.ngram
+        assert c.hyper
+        assert c.ngram
         n_streams, eps = c.hyper.n_streams, c.rms_eps
         if rows is not None:
             weights = NgramWeights(*(w[r] for r in NGRAM))

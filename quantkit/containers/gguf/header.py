@@ -235,7 +235,7 @@ class _Cursor:
         try:
             for _ in range(count):
                 position += 8 + length_at(mapped, position)[0]
-        except struct.error:
+        except (struct.error, OverflowError):
             # A length led past the end; below, `need` turns that into an error with facts.
             position = max(position, self.file_bytes + 1)
         self.need(position - self.position, f"the strings of key {key!r}")
@@ -262,7 +262,7 @@ def _parse_pairs(cursor: _Cursor, count: int) -> dict[str, PairSlot]:
             n_items = cursor.u64(f"key {key!r}")
         if item_type is ValueType.ARRAY:
             raise cursor.error(f"metadata key {key!r} nests arrays", rule="arrays hold scalars")
-        cursor.skip_items(key, item_type or kind, n_items)
+        cursor.skip_items(key, kind if item_type is None else item_type, n_items)
         nbytes = cursor.position - start
         raw = cursor.mapped[start : cursor.position] if nbytes <= KEPT_BYTES else None
         pairs[key] = PairSlot(kind, item_type, n_items, start, nbytes, raw)

@@ -115,7 +115,8 @@ def _read_index(index: Path) -> tuple[dict[str, str], dict[str, Any]]:
     content = _parse_json(index, raw)
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not all(
-        isinstance(name, str) and name == Path(name).name for name in weight_map.values()
+        isinstance(name, str) and name == Path(name).name and name not in ("", "..")
+        for name in weight_map.values()
     ):
         raise ContainerError(
             "an index without a usable weight_map",

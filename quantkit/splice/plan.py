@@ -106,7 +106,7 @@ def plan_splice(
     return SplicePlan(
         base=base,
         base_name=base_name,
-        donors={name: donor for name, donor in donors.items() if name in used},
+        donors={name: donors[name] for name in sorted(used)},
         choices=tuple(sorted(choices, key=lambda c: (c.layer, c.unit))),
         tensors=tuple(tensors),
         overhead_bytes=overhead_bytes,

@@ -1,0 +1,105 @@
+"""From a selection artifact to a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from quantkit.artifacts.selection import Choice, Extreme, Goal, Selection, SelectionSource
+from quantkit.artifacts.store import FileId, load, save
+from quantkit.containers.base import spec_of
+from quantkit.containers.gguf import GGUFFile, gguf_header_bytes, open_gguf
+from quantkit.errors import ArtifactError
+from quantkit.splice import plan_from_selection, write_splice
+
+from .conftest import N_LAYERS, MakeModel, is_routed
+
+OVERHEAD_BYTES = 4096
+SOURCES = {0: "iq4", 1: "q8", 2: "q2"}
+
+
+def identities(model: GGUFFile) -> tuple[FileId, ...]:
+    return tuple(
+        FileId(p.name, hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_size)
+        for p in model.shards
+    )
+
+
+@pytest.fixture
+def selection(base: GGUFFile, donors: dict[str, GGUFFile]) -> Selection:
+    """Each layer from another source, sizes as `measure` defines them; the base is called q8."""
+    models = {"q8": base, **donors}
+    choices = []
+    for layer in range(N_LAYERS):
+        names = [f"blk.{layer}.ffn_{kind}_exps.weight" for kind in ("gate", "up", "down")]
+        tensors = [models[SOURCES[layer]].tensors[name] for name in names]
+        types = {t.name: t.qtype.name for t in tensors}
+        nbytes = sum(-(-t.nbytes // 32) * 32 for t in tensors)
+        choices.append(Choice(layer, "layer", SOURCES[layer], types, 0.01, 0.001, nbytes))
+    header = gguf_header_bytes(
+        base.metadata.carried(), [spec_of(entry) for entry in base.tensors.values()]
+    )
+    rest = sum(-(-t.nbytes // 32) * 32 for n, t in base.tensors.items() if not is_routed(n))
+    fixed = header + OVERHEAD_BYTES + rest
+    return Selection(
+        name="test",
+        unit="layer",
+        goal=Goal(target_bytes=10**9, max_error=None),
+        sources=tuple(SelectionSource(name, identities(m)) for name, m in models.items()),
+        predicted_file_bytes=fixed + sum(choice.bytes for choice in choices),
+        predicted_error=0.03,
+        predicted_standard_error=0.002,
+        fixed_bytes=fixed,
+        overhead_bytes=OVERHEAD_BYTES,
+        floor=Extreme(1, 0.5),
+        ceiling=Extreme(2, 0.1),
+        floor_reasons=(),
+        choices=tuple(choices),
+        sensitivity=FileId("sensitivity.json", "b" * 64, 7),
+        command=("quantkit", "select"),
+    )
+
+
+def test_selected_hybrid_has_the_predicted_size(
+    selection: Selection, base: GGUFFile, donors: dict[str, GGUFFile], tmp_path: Path
+) -> None:
+    save(selection, tmp_path / "selection.json")
+    loaded = load(Selection, tmp_path / "selection.json")
+    out = tmp_path / "hybrid.gguf"
+    result = write_splice(plan_from_selection(loaded, base, donors), out, check_sources=True)
+    assert out.stat().st_size == result.nbytes == selection.predicted_file_bytes
+    metadata = open_gguf(out).metadata
+    known = [f.sha256 for source in selection.sources for f in source.files]
+    assert metadata["quantkit.source.sha256"] == known
+    assert metadata["quantkit.selection"] == '{"0":{"layer":"iq4"},"2":{"layer":"q2"}}'
+
+
+def test_donor_that_was_not_given(
+    selection: Selection, base: GGUFFile, donors: dict[str, GGUFFile]
+) -> None:
+    with pytest.raises(ArtifactError, match="was not given") as caught:
+        plan_from_selection(selection, base, {"iq4": donors["iq4"]})
+    assert (caught.value.value, caught.value.rule) == ("q2", "given: iq4")
+
+
+def test_file_that_was_not_measured(
+    selection: Selection, base: GGUFFile, donors: dict[str, GGUFFile], make_model: MakeModel
+) -> None:
+    other = donors | {"iq4": make_model("other", "Q4_0", other="F16")}
+    with pytest.raises(ArtifactError, match="'iq4' is not the model that was measured"):
+        plan_from_selection(selection, base, other)
+
+
+def test_prediction_that_does_not_fit(
+    selection: Selection, base: GGUFFile, donors: dict[str, GGUFFile]
+) -> None:
+    wrong = dataclasses.replace(
+        selection,
+        fixed_bytes=selection.fixed_bytes - 32,
+        predicted_file_bytes=selection.predicted_file_bytes - 32,
+    )
+    with pytest.raises(ArtifactError, match="predicts another size"):
+        plan_from_selection(wrong, base, donors)

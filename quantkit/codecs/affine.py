@@ -19,7 +19,7 @@ from quantkit.qtypes import by_name
 
 # Fractions of the block's range cut from an end; negative ones widen it.
 PLAIN_CUTS = (0.0, 0.03, 0.06)
-WEIGHTED_CUTS = (0.0, 0.05, 0.12, 0.22, 0.36)
+WEIGHTED_CUTS = (0.0, 0.03, 0.06, 0.12, 0.22, 0.36)
 # Then: scales around the best one, with the middle code's value kept in place.
 SCALE_FACTORS = tuple(np.linspace(0.92, 1.08, 25))
 REFINEMENTS = 2
@@ -63,7 +63,7 @@ class RangeSearch:
         with np.errstate(all="ignore"):
             scale = round_to_half(scale)
             offset = offset.astype(np.float16).astype(np.float32)
-            self._round_at(1 / scale, offset)
+            self._round_at(np.reciprocal(scale), offset)
             residual = np.subtract(self._targets, self._rounded, out=self._targets)
             np.multiply(residual, residual, out=residual)
             error = self._weighted_sum(residual) * scale * scale
@@ -75,7 +75,7 @@ class RangeSearch:
     def consider_fit(self, scale: Floats, offset: Floats) -> None:
         """Consider the weighted least squares line through the codes of `scale`, `offset`."""
         with np.errstate(all="ignore"):
-            self._round_at(1 / scale, offset)
+            self._round_at(np.reciprocal(scale), offset)
             codes, product = self._rounded, self._targets
             np.multiply(codes, self._centred, out=product)
             covariance = np.add.reduce(product, axis=0)
@@ -118,6 +118,7 @@ class AffineCodec(SearchingCodec):
         search = RangeSearch(self._n_codes, values, weight)
         low, high = values.min(axis=0), values.max(axis=0)
         width = high - low
+        search.consider(width * np.float32(1 / top), low)
         cuts = PLAIN_CUTS if weight is None else WEIGHTED_CUTS
         for below in cuts:
             for above in cuts:

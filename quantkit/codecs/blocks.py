@@ -27,8 +27,8 @@ DECODE_CHUNK_ELEMENTS = 1 << 17  # 512 KiB of output: stays in the second-level 
 ENCODE_CHUNK_ELEMENTS = 1 << 16  # the search re-reads a chunk for every candidate scale
 
 # Every channel counts at least this fraction of the mean one. A channel that calibration never
-# reached then decides nothing while others do, but is still rounded sensibly, and a block (or a
-# matrix) without any importance falls back to plain squared error instead of dividing by zero.
+# reached then decides nothing while others do, but is still rounded sensibly, and a block without
+# any importance falls back to plain squared error instead of dividing by zero.
 LEAST_RELATIVE_IMPORTANCE = 1e-6
 
 
@@ -138,7 +138,8 @@ def _matrices(
 ) -> Iterator[tuple[range, Floats | None]]:
     """(blocks of one matrix, its weights per block of a row) for each matrix that shares weights.
 
-    Weights are (blocks per row, block_size), relative to the mean importance.
+    Weights are (blocks per row, block_size), relative to the mean importance; None where nothing
+    was ever measured, as for an expert that no token reached.
     """
     n_blocks = values.size // block_size
     if importance is None:
@@ -147,9 +148,13 @@ def _matrices(
     groups = importance.reshape(-1, importance.shape[-1])
     per_group = n_blocks // len(groups)
     for index, group in enumerate(groups):
-        mean = float(group.mean(dtype=np.float64)) or 1.0
+        part = range(index * per_group, (index + 1) * per_group)
+        mean = float(group.mean())
+        if mean == 0:
+            yield part, None
+            continue
         weights = (group / mean + LEAST_RELATIVE_IMPORTANCE).astype(np.float32)
-        yield range(index * per_group, (index + 1) * per_group), weights.reshape(-1, block_size)
+        yield part, weights.reshape(-1, block_size)
 
 
 def checked_importance(values: Floats, importance: np.ndarray | None) -> Doubles | None:

@@ -25,16 +25,17 @@ LEVELS_E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 LEVELS = TableLevels(LEVELS_E2M1_DOUBLED)
 
 E8M0_BIAS = 127
-E8M0_LARGEST = 254
+E8M0_LARGEST = 252  # 12 times its scale is the last that float32 holds
 # Exponents tried relative to the one that maps the largest element into [4, 8): one above for
 # elements beyond the largest value, 6, and some below, which clip an element of no importance.
 PLAIN_EXPONENTS = (0, 1, -1)
 WEIGHTED_EXPONENTS = (0, 1, -1, -2, -3)
 
 E4M3_LARGEST_CODE = 0x7E
-# Scale codes tried relative to the largest that keeps the largest element within range.
-PLAIN_CODE_STEPS = tuple(range(-6, 5))
-WEIGHTED_CODE_STEPS = tuple(range(-14, 5))
+# Scale codes tried relative to the smallest that keeps the largest element within range. Eight
+# codes are an octave; some groups are stored best with their largest element at level 4 or 3.
+PLAIN_CODE_STEPS = tuple(range(-6, 9))
+WEIGHTED_CODE_STEPS = tuple(range(-14, 9))
 
 
 def _e8m0_halves() -> Floats:
@@ -67,7 +68,7 @@ class Mxfp4Codec(SearchingCodec):
 
     @property
     def largest(self) -> float:
-        return float(np.finfo(np.float32).max)
+        return float(E8M0_HALVES[E8M0_LARGEST]) * LEVELS.largest
 
     def decode_blocks(self, blocks: Bytes, out: Floats) -> None:
         LEVELS.values(self._layout.unpack(blocks[:, 1:]), out)

@@ -73,7 +73,7 @@ class ScaleSearch:
         """Score one storable scale per block and keep it where it is better."""
         # A scale of 0 or infinity scores NaN or infinity, and so never wins.
         with np.errstate(all="ignore"):
-            self._round_at(1 / scale)
+            self._round_at(np.reciprocal(scale))
             residual = np.subtract(self._targets, self._rounded, out=self._targets)
             np.multiply(residual, residual, out=residual)
             error = self._weighted_sum(residual) * scale * scale

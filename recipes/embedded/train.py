@@ -28,7 +28,15 @@ from quantkit.models.hf_config import config_from_hf
 MTP_WEIGHT = 1.0
 BALANCE_WEIGHT = 0.01
 INDEXER_WEIGHT = 1.0
-NOT_ORTHOGONAL = ("token_embd", "output", "ngram_table", "router", "conv", "shared_gate_row")
+NOT_ORTHOGONAL = (
+    "token_embd",
+    "output",
+    "ngram_table",
+    "router",
+    "conv",
+    "shared_gate_row",
+    "indexer",
+)
 
 
 def arguments() -> argparse.Namespace:
@@ -107,7 +115,7 @@ def heldout_loss(model: EmbeddedModel, data: Path, sequence: int) -> dict[str, f
             losses[start + 1 + first : start + 1 + sequence] = row[first:]
     end = (n_windows + 1) * half + 1
     bounds = held["offsets"].tolist()
-    sources, n_bytes = held["sources"], held["bytes"]
+    sources, n_bytes = held["source"], held["nbytes"]
     totals: dict[str, list[float]] = {}
     for i, source in enumerate(sources.tolist()):
         if bounds[i + 1] > end:

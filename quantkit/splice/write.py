@@ -71,7 +71,9 @@ def write_splice(
     reads them again. Raises `ContainerError` if a tensor of the output differs from its source.
     """
     provenance_path = out.with_name(out.name + PROVENANCE_SUFFIX)
-    with _hash_threads() as pool:
+    # One core is left to the copy while it runs; on a busy one it would fall behind.
+    n_cores = os.cpu_count() or 1
+    with _hash_threads(n_cores) as pool, _hash_threads(n_cores - 1) as beside_copy:
         source_files = _identify_sources(plan, pool, check_sources)
         sha256 = {path: identity.sha256 for path, identity in source_files.items()}
         shards = _plan_files(plan, out, sha256, split_max_bytes)
@@ -79,7 +81,7 @@ def write_splice(
         refuse_inputs(finals, source_files)
         with atomic_paths(finals) as temporary:
             files = temporary[:-1]
-            expected = _hash_sources(plan, pool)
+            expected = _hash_sources(plan, beside_copy)
             write_planned(shards, files, progress_label="splice")
             outputs, tensor_sha256 = _verify(plan, shards, files, expected, pool)
             artifact = provenance_artifact(
@@ -107,8 +109,8 @@ def _plan_files(
 
 
 @contextmanager
-def _hash_threads() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(max_workers=min(MAX_HASH_THREADS, os.cpu_count() or 1))
+def _hash_threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    pool = ThreadPoolExecutor(max_workers=min(MAX_HASH_THREADS, max(1, count)))
     try:
         yield pool
     finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -305,3 +307,24 @@ def test_we_read_what_gguf_py_writes(tmp_path: Path) -> None:
     half = model.tensors["b.weight"].parts()["data"].view(np.float16)
     assert half.tolist() == values.ravel().tolist()
     assert rewrite(model, tmp_path / "out.gguf")[0].read_bytes() == path.read_bytes()
+
+
+@pytest.mark.peer
+def test_shards_are_those_of_gguf_split_byte_for_byte(tmp_path: Path) -> None:
+    program = shutil.which("llama-gguf-split")
+    if program is None:
+        pytest.skip("llama-gguf-split is not installed")
+    specs = [floats(f"t{index}", 50 + index, 64) for index in range(200)]
+    keys = [pack_kv("general.architecture", ValueType.STRING, "qwen3moe")]
+    whole = write_gguf(tmp_path / "whole.gguf", keys, specs)[0]
+    ours = rewrite(open_gguf(whole), tmp_path / "ours.gguf", 1_000_000)
+    subprocess.run(
+        [program, "--split-max-size", "1M", whole, tmp_path / "theirs"],
+        check=True,
+        capture_output=True,
+    )
+    theirs = sorted(tmp_path.glob("theirs-*.gguf"))
+    assert [p.read_bytes() for p in ours] == [p.read_bytes() for p in theirs]
+    merged = tmp_path / "merged.gguf"
+    subprocess.run([program, "--merge", ours[0], merged], check=True, capture_output=True)
+    assert contents(open_gguf(merged)) == contents(open_gguf(whole))

@@ -30,11 +30,11 @@ def shard_path(path: Path, number: int, count: int) -> Path:
 
 
 def split_keys(number: int, count: int, n_tensors: int) -> list[bytes]:
-    """The three key-value pairs of shard `number` (from 0)."""
+    """The three key-value pairs of shard `number` (from 0), in the order of llama-gguf-split."""
     return [
         pack_kv(NO_KEY, ValueType.UINT16, number),
-        pack_kv(COUNT_KEY, ValueType.UINT16, count),
         pack_kv(TENSORS_KEY, ValueType.INT32, n_tensors),
+        pack_kv(COUNT_KEY, ValueType.UINT16, count),
     ]
 
 

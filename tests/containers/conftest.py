@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from quantkit.errors import ContainerError
-
-from .builders import RawGGUF, RawTensor, small_model, split_pairs
-
-Refuses = Callable[..., ContainerError]
+from .builders import RawGGUF, small_model, split_pairs
 
 
 @pytest.fixture
@@ -22,7 +17,7 @@ def small(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> list[Path]:
-    """The four tensors of `small` in three shards; the last one has none of them twice."""
+    """The same model in three shards."""
     whole = small_model()
     groups = [whole.tensors[:2], whole.tensors[2:3], whole.tensors[3:]]
     paths = []
@@ -31,9 +26,3 @@ def shards(tmp_path: Path) -> list[Path]:
         path = tmp_path / f"m-{number + 1:05d}-of-00003.gguf"
         paths.append(RawGGUF(pairs, group).write(path))
     return paths
-
-
-@pytest.fixture
-def one_tensor() -> RawTensor:
-    """A tensor of three floats."""
-    return RawTensor("x.weight", (3,), 0, bytes(range(12)))

@@ -111,7 +111,7 @@ def _open_indexed(index: Path) -> SafetensorsModel:
 
 def _read_index(index: Path) -> tuple[dict[str, str], dict[str, Any]]:
     with open_input(index) as descriptor:
-        raw = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        raw = os.pread(descriptor, MAX_HEADER_BYTES, 0)
     content = _parse_json(index, raw)
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict) or not all(

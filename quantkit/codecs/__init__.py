@@ -12,13 +12,12 @@ from collections.abc import Mapping
 import numpy as np
 
 # Importing a module registers its codecs.
-from quantkit.codecs import affine, legacy, microscale, plain, reference
+from quantkit.codecs import affine, legacy, microscale, plain, reference  # noqa: F401
 from quantkit.codecs.base import Floats, codec_for, find_codec
 from quantkit.codecs.blocks import checked_importance
 from quantkit.qtypes import QType
 
-__all__ = ["affine", "can_decode", "can_encode", "decode", "encode", "legacy", "microscale"]
-__all__ += ["plain", "reference"]
+__all__ = ["can_decode", "can_encode", "decode", "encode"]
 
 
 def can_decode(qtype: QType) -> bool:

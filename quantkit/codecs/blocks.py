@@ -115,15 +115,15 @@ class SearchingCodec(BlockCodec):
                 first=start * block_size,
                 shape=shape,
             )
-            columns = _as_columns(blocks[start:stop])
+            columns = as_columns(blocks[start:stop])
             weight = None
             if weights is not None:
                 within_row = np.arange(start - part.start, stop - part.start) % len(weights)
-                weight = _as_columns(weights[within_row])
+                weight = as_columns(weights[within_row])
             out[start:stop] = self.encode_columns(columns, weight)[: stop - start]
 
 
-def _as_columns(blocks: Floats) -> Floats:
+def as_columns(blocks: Floats) -> Floats:
     """(n, block_size) as contiguous (block_size, n); one block is doubled.
 
     With a single column numpy would sum along memory, in another order than for many columns.

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from quantkit.codecs import can_encode, decode, encode
 from quantkit.codecs.affine import AffineCodec
 from quantkit.codecs.base import codec_for
+from quantkit.codecs.blocks import as_columns
 from quantkit.codecs.legacy import ScaledCodec, SignCodec
 from quantkit.errors import FormatError
 from quantkit.qtypes import QTYPES, QType, by_gguf_id, by_name
@@ -150,6 +151,14 @@ def test_constant_blocks_are_kept(qtype: QType) -> None:
         np.testing.assert_allclose(round_trip(qtype, values), values, rtol=2e-3)
 
 
+def test_sums_of_one_block_are_those_of_many() -> None:
+    # With a single column numpy would sum along memory, in another order.
+    blocks = gaussian(34, (512, 32))
+    together = np.add.reduce(as_columns(blocks), axis=0)
+    alone = [np.add.reduce(as_columns(block[None]), axis=0)[0] for block in blocks]
+    np.testing.assert_array_equal(alone, together)
+
+
 @each(BLOCK_TYPES)
 def test_result_does_not_depend_on_the_chunking(
     qtype: QType, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +167,6 @@ def test_result_does_not_depend_on_the_chunking(
     whole = encode(qtype, values, importance)["data"]
     rows = [encode(qtype, row, importance)["data"] for row in values]
     np.testing.assert_array_equal(np.concatenate(rows), whole)
-    # One block at a time, where a numpy reduction would otherwise change its order.
     monkeypatch.setattr("quantkit.codecs.blocks.ENCODE_CHUNK_ELEMENTS", qtype.block_size)
     np.testing.assert_array_equal(encode(qtype, values, importance)["data"], whole)
 
@@ -329,6 +337,12 @@ def test_tiny_values_do_no_harm(qtype: QType) -> None:
         values = gaussian(24, (2, ROW)) * np.float32(magnitude)
         decoded = round_trip(qtype, values)
         assert squared_error(decoded, values) <= 1.001 * squared_error(values, 0 * values)
+
+
+@each(SCALED)
+def test_values_below_the_scanned_scales_use_the_smallest_one(qtype: QType) -> None:
+    values = np.full((1, ROW), -5e-8, np.float32)
+    np.testing.assert_allclose(round_trip(qtype, values), -(2.0**-24))
 
 
 @each(ENCODABLE)

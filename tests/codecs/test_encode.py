@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import gguf
 import numpy as np
 import pytest
@@ -11,47 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from quantkit.codecs import can_encode, decode, encode
-from quantkit.codecs.affine import AffineCodec
-from quantkit.codecs.base import codec_for
+from quantkit.codecs import decode, encode
 from quantkit.codecs.blocks import as_columns
-from quantkit.codecs.legacy import ScaledCodec, SignCodec
-from quantkit.errors import FormatError
-from quantkit.qtypes import QTYPES, QType, by_gguf_id, by_name
+from quantkit.qtypes import QType, by_name
+from tests.codecs.helpers import (
+    AFFINE,
+    BLOCK_TYPES,
+    ENCODABLE,
+    ROW,
+    SCALED,
+    channel_weights,
+    each,
+    gaussian,
+    heavy_tailed,
+    round_trip,
+    squared_error,
+)
 
-ENCODABLE = [qtype for qtype in QTYPES if can_encode(qtype)]
-BLOCK_TYPES = [qtype for qtype in ENCODABLE if qtype.block_size > 1]
-AFFINE = [qtype for qtype in BLOCK_TYPES if isinstance(codec_for(qtype), AffineCodec)]
-SCALED = [q for q in BLOCK_TYPES if isinstance(codec_for(q), (ScaledCodec, SignCodec))]
 PEER_QUANTIZERS = [by_name(n) for n in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")]
 REQUIRED = {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "MXFP4", "Q2_0"}
-ROW = 256
-
-
-def each(qtypes: list[QType]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("qtype", qtypes, ids=lambda q: q.name)
-
-
-def round_trip(
-    qtype: QType, values: np.ndarray, importance: np.ndarray | None = None
-) -> np.ndarray:
-    return decode(qtype, encode(qtype, values, importance), values.shape)
-
-
-def gaussian(seed: int, shape: tuple[int, ...] = (24, ROW), scale: float = 1.0) -> np.ndarray:
-    return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
-
-
-def heavy_tailed(seed: int, shape: tuple[int, ...] = (24, ROW)) -> np.ndarray:
-    return np.random.default_rng(seed).standard_t(4, shape).astype(np.float32)
-
-
-def channel_weights(seed: int, row: int = ROW) -> np.ndarray:
-    return np.exp(1.5 * np.random.default_rng(seed).standard_normal(row)).astype(np.float32)
-
-
-def squared_error(a: np.ndarray, b: np.ndarray, weight: np.ndarray | float = 1.0) -> float:
-    return float((weight * (a.astype(np.float64) - b) ** 2).sum())
 
 
 def test_required_types_can_be_written() -> None:
@@ -313,111 +289,3 @@ def test_search_is_near_the_best_of_all_scales(qtype: QType, weighted: bool) -> 
     best = sum(exhaustive_error(levels, b, w) for b, w in zip(blocks, weights, strict=True))
     ours = squared_error(decoded, values, importance)
     assert best * (1 - 1e-5) <= ours <= (1.1 if weighted else 1.02) * best
-
-
-@each(BLOCK_TYPES)
-def test_largest_magnitude_is_stored_and_more_is_refused(qtype: QType) -> None:
-    largest = np.float32(codec_for(qtype).largest)
-    for value in (largest, -largest):
-        values = np.zeros((2, ROW), np.float32)
-        values[1, 7] = value
-        decoded = round_trip(qtype, values)
-        assert np.isfinite(decoded).all()
-        # Q1_0 spreads one element's magnitude over its block.
-        if qtype.name != "Q1_0":
-            np.testing.assert_allclose(decoded[1, 7], value, rtol=0.13)
-    values[1, 7] = np.nextafter(largest, np.float32(np.inf))
-    with pytest.raises(FormatError, match=r"index \(1, 7\)"):
-        encode(qtype, values)
-
-
-@each(BLOCK_TYPES)
-def test_tiny_values_do_no_harm(qtype: QType) -> None:
-    for magnitude in (1e-6, 1e-8, 1e-20, 1e-42):
-        values = gaussian(24, (2, ROW)) * np.float32(magnitude)
-        decoded = round_trip(qtype, values)
-        assert squared_error(decoded, values) <= 1.001 * squared_error(values, 0 * values)
-
-
-@each(SCALED)
-def test_values_below_the_scanned_scales_use_the_smallest_one(qtype: QType) -> None:
-    values = np.full((1, ROW), -5e-8, np.float32)
-    np.testing.assert_allclose(round_trip(qtype, values), -(2.0**-24))
-
-
-@each(ENCODABLE)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_values_that_are_not_finite_are_refused_by_position(qtype: QType, bad: float) -> None:
-    values = gaussian(25, (2, 3, ROW))
-    values[1, 2, 130] = bad
-    with pytest.raises(FormatError, match=r"index \(1, 2, 130\)") as caught:
-        encode(qtype, values)
-    assert qtype.name in str(caught.value)
-
-
-@each(BLOCK_TYPES)
-def test_rows_of_partial_blocks_are_refused(qtype: QType) -> None:
-    with pytest.raises(FormatError, match=f"multiple of {qtype.block_size}"):
-        encode(qtype, gaussian(26, (2, qtype.block_size * 3 // 2)))
-
-
-@pytest.mark.parametrize(
-    ("shape", "importance"),
-    [
-        ((4, ROW), np.ones(ROW - 1)),
-        ((4, ROW), np.ones((4, ROW))),
-        ((4, 2, ROW), np.ones((2, ROW))),
-        ((ROW,), np.ones(())),
-    ],
-)
-def test_importance_of_another_shape_is_refused(
-    shape: tuple[int, ...], importance: np.ndarray
-) -> None:
-    for qtype in ENCODABLE:
-        with pytest.raises(FormatError, match="does not fit the tensor"):
-            encode(qtype, gaussian(27, shape), importance)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
-def test_importance_that_is_no_mean_square_is_refused(bad: float) -> None:
-    importance = np.ones((2, ROW))
-    importance[1, 3] = bad
-    with pytest.raises(FormatError, match=r"index \(1, 3\)"):
-        encode(by_name("Q4_0"), gaussian(28, (2, 2, ROW)), importance)
-
-
-@each([qtype for qtype in QTYPES if not can_encode(qtype)])
-def test_types_without_an_encoder_say_so(qtype: QType) -> None:
-    with pytest.raises(FormatError, match=qtype.name):
-        encode(qtype, gaussian(29, (1, ROW)))
-
-
-def test_opaque_types_cannot_be_written() -> None:
-    assert not can_encode(by_gguf_id(153))
-    with pytest.raises(FormatError, match="TYPE_153"):
-        encode(by_gguf_id(153), gaussian(30, (1, ROW)))
-
-
-@each(ENCODABLE)
-def test_no_rows(qtype: QType) -> None:
-    values = np.zeros((0, 3, ROW), np.float32)
-    assert encode(qtype, values)["data"].size == 0
-    assert encode(qtype, values, np.ones((0, ROW)))["data"].size == 0
-
-
-@pytest.mark.parametrize("name", ["Q1_0", "MXFP4", "NVFP4", "BF16"])
-def test_temporary_memory_is_bounded(name: str) -> None:
-    qtype = by_name(name)
-    values = gaussian(31, (2048, 2048))
-    tracemalloc.start()
-    try:
-        parts = encode(qtype, values, channel_weights(32, 2048))
-        _, encode_peak_bytes = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
-        decoded = decode(qtype, parts, values.shape)
-        _, decode_peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    allowance_bytes = 8 << 20  # half the size of the values
-    assert encode_peak_bytes < parts["data"].nbytes + allowance_bytes
-    assert decode_peak_bytes < parts["data"].nbytes + decoded.nbytes + allowance_bytes

@@ -1,0 +1,44 @@
+"""The encoders under test, and the data and the error measure of their tests."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quantkit.codecs import can_encode, decode, encode
+from quantkit.codecs.affine import AffineCodec
+from quantkit.codecs.base import codec_for
+from quantkit.codecs.legacy import ScaledCodec, SignCodec
+from quantkit.qtypes import QTYPES, QType
+
+ENCODABLE = [qtype for qtype in QTYPES if can_encode(qtype)]
+BLOCK_TYPES = [qtype for qtype in ENCODABLE if qtype.block_size > 1]
+AFFINE = [qtype for qtype in BLOCK_TYPES if isinstance(codec_for(qtype), AffineCodec)]
+SCALED = [q for q in BLOCK_TYPES if isinstance(codec_for(q), (ScaledCodec, SignCodec))]
+ROW = 256
+
+
+def each(qtypes: list[QType]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("qtype", qtypes, ids=lambda q: q.name)
+
+
+def round_trip(
+    qtype: QType, values: np.ndarray, importance: np.ndarray | None = None
+) -> np.ndarray:
+    return decode(qtype, encode(qtype, values, importance), values.shape)
+
+
+def gaussian(seed: int, shape: tuple[int, ...] = (24, ROW), scale: float = 1.0) -> np.ndarray:
+    return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+
+
+def heavy_tailed(seed: int, shape: tuple[int, ...] = (24, ROW)) -> np.ndarray:
+    return np.random.default_rng(seed).standard_t(4, shape).astype(np.float32)
+
+
+def channel_weights(seed: int, row: int = ROW) -> np.ndarray:
+    return np.exp(1.5 * np.random.default_rng(seed).standard_normal(row)).astype(np.float32)
+
+
+def squared_error(a: np.ndarray, b: np.ndarray, weight: np.ndarray | float = 1.0) -> float:
+    return float((weight * (a.astype(np.float64) - b) ** 2).sum())

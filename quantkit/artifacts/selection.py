@@ -67,7 +67,9 @@ class Selection(Artifact):
     """`predicted_file_bytes` is exact for an unsplit file (see `sensitivity`).
 
     `predicted_error` is the sum of the choices' relative errors; `predicted_standard_error` treats
-    the choices as independent. `floor_reasons` says in words what makes the floor.
+    the choices as independent. `optimality_gap` is 0 for a proved optimum, else the most that the
+    goal's figure (error or bytes) could still be improved. `floor_reasons` says in words what
+    makes the floor.
     """
 
     SCHEMA = "quantkit.selection"
@@ -80,6 +82,7 @@ class Selection(Artifact):
     predicted_file_bytes: Count
     predicted_error: NonNegative
     predicted_standard_error: NonNegative
+    optimality_gap: NonNegative
     fixed_bytes: Count
     overhead_bytes: Count
     floor: Extreme

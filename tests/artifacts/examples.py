@@ -126,6 +126,7 @@ def _selection() -> Selection:
         predicted_file_bytes=5824,
         predicted_error=0.2,
         predicted_standard_error=0.02,
+        optimality_gap=0.0,
         fixed_bytes=5376,
         overhead_bytes=256,
         floor=Extreme(5632, 0.4),

@@ -52,6 +52,7 @@ def selection(base: GGUFFile, donors: dict[str, GGUFFile]) -> Selection:
         predicted_file_bytes=fixed + sum(choice.bytes for choice in choices),
         predicted_error=0.03,
         predicted_standard_error=0.002,
+        optimality_gap=0.0,
         fixed_bytes=fixed,
         overhead_bytes=OVERHEAD_BYTES,
         floor=Extreme(1, 0.5),

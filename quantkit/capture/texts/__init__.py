@@ -14,7 +14,7 @@ from quantkit.capture.texts.build import (
     verify,
 )
 from quantkit.capture.texts.manifest import Manifest, load_manifest
-from quantkit.capture.texts.overlap import shared_runs
+from quantkit.capture.texts.overlap import run_set, shared_runs
 from quantkit.capture.texts.pin import dump_manifest, pin_manifest
 from quantkit.capture.texts.recipe import CorpusRecipe, load_recipe
 
@@ -30,6 +30,7 @@ __all__ = [
     "load_recipe",
     "load_text",
     "pin_manifest",
+    "run_set",
     "shared_runs",
     "verify",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import json
 import math
 import time
@@ -45,14 +46,14 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--data", type=Path, required=True)
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--config", type=Path, default=Path(__file__).parent / "config.json")
-    p.add_argument("--steps", type=int, default=3000)
+    p.add_argument("--steps", type=int, default=1700)
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--sequence", type=int, default=512)
     p.add_argument("--lr", type=float, default=2e-3)
     p.add_argument("--warmup", type=int, default=100)
     p.add_argument("--sparse-share", type=float, default=0.25)
     p.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
-    p.add_argument("--weight-decay", type=float, default=0.1)
+    p.add_argument("--weight-decay", type=float, default=0.4)
     p.add_argument("--compile", action="store_true")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--eval-every", type=int, default=500)
@@ -192,7 +193,11 @@ def main() -> None:
         "torch": torch.__version__,
         "peak_memory_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1),
         "heldout_nats_per_byte": heldout_loss(model, args.data, args.sequence),
-        "settings": {k: str(v) for k, v in vars(args).items() if k not in ("data", "out")},
+        "data_sha256": {
+            name: hashlib.sha256((args.data / name).read_bytes()).hexdigest()
+            for name in ("train.npy", "heldout.npz")
+        },
+        "settings": {k: v for k, v in vars(args).items() if not isinstance(v, Path)},
     }
     print(json.dumps(result, indent=1), flush=True)
     (args.out / "result.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -25,7 +25,7 @@ def log(message: str) -> None:
 
 
 class Progress:
-    """A counter with an estimate of the time left: `with Progress("sweep", total=8) as p: p.step()`.
+    """A counter with an estimate of the time left: `with Progress("sweep", 8) as p: p.step()`.
 
     `total` and the steps are in any one unit (layers, bytes, chunks); nothing is printed before
     two seconds have passed.

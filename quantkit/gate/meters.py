@@ -40,7 +40,9 @@ from quantkit.weights.tokenizer import load_tokenizer
 class Meter(Protocol):
     """Scores models on texts; both methods keep the order of the texts."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What reports call it."""
 
     def settings(self) -> dict[str, Scalar]:
         """Everything beside model and text that the figures depend on."""

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from quantkit import codecs
-from quantkit.containers.gguf import TensorSpec, ValueType, pack_kv, write_gguf
+from quantkit.containers.gguf import (
+    TensorSpec,
+    ValueType,
+    gguf_file_bytes,
+    pack_kv,
+    write_gguf,
+)
 from quantkit.errors import ModelError
 from quantkit.models.arch import layer_roles, model_roles
 from quantkit.models.config import ModelConfig
@@ -38,6 +44,16 @@ def convert_checkpoint(folder: Path, out: Path, *, name: str | None = None) -> l
 
     Raises ModelError for an architecture or a setting that llama.cpp could not run faithfully.
     """
+    pairs, specs = _plan(folder, name)
+    return write_gguf(out, pairs, specs, progress_label="convert")
+
+
+def converted_bytes(folder: Path, *, name: str | None = None) -> int:
+    """Exact size of what `convert_checkpoint` would write; decodes nothing."""
+    return gguf_file_bytes(*_plan(folder, name))
+
+
+def _plan(folder: Path, name: str | None) -> tuple[list[bytes], list[TensorSpec]]:
     if not (folder / "config.json").is_file():
         raise ModelError(
             "not a transformers checkpoint",
@@ -49,7 +65,7 @@ def convert_checkpoint(folder: Path, out: Path, *, name: str | None = None) -> l
     _check_faithful(model)
     vocabulary = read_vocabulary(folder, model.config.vocab_size)
     pairs = metadata_pairs(model.config, vocabulary, name or folder.resolve().name)
-    return write_gguf(out, pairs, tensor_specs(model), progress_label="convert")
+    return pairs, tensor_specs(model)
 
 
 def _check_faithful(model: ModelWeights) -> None:

@@ -16,7 +16,14 @@ import numpy as np
 
 from quantkit import codecs
 from quantkit.containers.base import TensorEntry, TensorSpec
-from quantkit.containers.gguf import GGUFFile, ValueType, open_gguf, pack_kv, write_gguf
+from quantkit.containers.gguf import (
+    GGUFFile,
+    ValueType,
+    gguf_file_bytes,
+    open_gguf,
+    pack_kv,
+    write_gguf,
+)
 from quantkit.containers.gguf.values import key_of
 from quantkit.errors import QuantkitError
 from quantkit.models.arch import ARCHITECTURES
@@ -122,7 +129,20 @@ def encode_gguf(source: Path, out: Path, rules: Sequence[Rule]) -> list[Encoding
     """Write `source` to `out` with the types that `rules` give; returns what became of each."""
     file = open_gguf(source)
     plan = plan_encoding(file, rules)
-    specs = [
+    label = f"quantize {out.name}"
+    write_gguf(out, _metadata(file, plan), _specs(plan), progress_label=label)
+    return plan
+
+
+def encoded_bytes(source: Path, rules: Sequence[Rule]) -> int:
+    """Exact size of what `encode_gguf` would write; encodes nothing."""
+    file = open_gguf(source)
+    plan = plan_encoding(file, rules)
+    return gguf_file_bytes(_metadata(file, plan), _specs(plan))
+
+
+def _specs(plan: Sequence[Encoding]) -> list[TensorSpec]:
+    return [
         TensorSpec(
             e.entry.name,
             e.entry.shape,
@@ -131,8 +151,6 @@ def encode_gguf(source: Path, out: Path, rules: Sequence[Rule]) -> list[Encoding
         )
         for e in plan
     ]
-    write_gguf(out, _metadata(file, plan), specs, progress_label=f"quantize {out.name}")
-    return plan
 
 
 def _metadata(file: GGUFFile, plan: Sequence[Encoding]) -> list[bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def main() -> None:
     tokens = torch.from_numpy(held["tokens"][: bounds[-1]].astype(np.int64))
     losses = token_losses(args.checkpoint, tokens, args.context, args.device).double()
     totals: dict[str, list[float]] = {}
-    for i, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (start, stop) in enumerate(pairwise(bounds)):
         if not losses[stop - 1]:
             continue  # the rest behind the last window
         for key in (str(held["source"][i]), "all"):

@@ -1,0 +1,1 @@
+"""The command line: parse, call a stage, print, exit code. One module a verb."""

@@ -1,0 +1,117 @@
+"""What the verbs share: option types, output, and how errors end the process."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from quantkit.containers.hashing import file_bytes, sha256_file
+from quantkit.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, QuantkitError
+
+R = TypeVar("R")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the bytes; stop.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Context = Annotated[int, typer.Option(min=16, help="Tokens of a chunk.")]
+
+SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def guarded(verb: Callable[..., R]) -> Callable[..., R]:
+    """Print a user's error as text and exit with its code; the same for Ctrl-C."""
+
+    @functools.wraps(verb)
+    def wrapper(*args: Any, **kwargs: Any) -> R:
+        try:
+            return verb(*args, **kwargs)
+        except QuantkitError as error:
+            print(f"error: {error.render()}", file=sys.stderr)
+            raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:
+            # The reader of our output went away; keep the interpreter from complaining about it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_BAD_INPUT) from None
+        except OSError as error:
+            what = error.strerror or str(error)
+            print(f"error: {what}\n  file: {error.filename}", file=sys.stderr)
+            raise typer.Exit(EXIT_BAD_INPUT) from None
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+    return wrapper
+
+
+def emit(as_json: bool, data: Mapping[str, Any], text: str) -> None:
+    """Print `data` as JSON or `text`, on stdout."""
+    print(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)
+
+
+def written(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Path, size and hash of files that a verb wrote."""
+    return [
+        {"path": str(path), "bytes": file_bytes(path), "sha256": sha256_file(path)}
+        for path in paths
+    ]
+
+
+def written_text(files: Sequence[Mapping[str, Any]]) -> str:
+    """The same for people."""
+    return "\n".join(
+        f"wrote {file['path']}  {file['bytes']:,} bytes  sha256 {file['sha256']}" for file in files
+    )
+
+
+def emit_written(as_json: bool, paths: Iterable[Path], text: str = "", **more: Any) -> None:
+    """Print what a verb wrote, behind `text`; `more` goes into the JSON."""
+    files = written(paths)
+    lines = [text, written_text(files)] if text else [written_text(files)]
+    emit(as_json, {**more, "written": files}, "\n".join(lines))
+
+
+def named_paths(pairs: Sequence[str], option: str) -> dict[str, Path]:
+    """`name=path` arguments in order; QuantkitError for another form or a name given twice."""
+    found: dict[str, Path] = {}
+    for pair in pairs:
+        name, separator, path = pair.partition("=")
+        if not separator or not name or not path or name in found:
+            raise QuantkitError(
+                f"{option} does not have the form it needs",
+                value=pair,
+                rule="NAME=PATH, each name once",
+            )
+        found[name] = Path(path)
+    return found
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `800M`, `5G` or a plain number (K, M, G are powers of 1000)."""
+    digits, unit = text.strip(), ""
+    if digits[-1:].upper() in SIZE_UNITS:
+        digits, unit = digits[:-1], digits[-1:].upper()
+    if not digits.isdecimal() or int(digits) == 0:
+        raise QuantkitError(
+            "not a size", value=text, rule="a whole number, with K, M or G for powers of 1000"
+        )
+    return int(digits) * SIZE_UNITS[unit]
+
+
+def command_line() -> list[str]:
+    """The command as recorded in artifacts: the program's name without its folder."""
+    return ["quantkit", *sys.argv[1:]]
+
+
+def require_parent(path: Path) -> None:
+    """QuantkitError if the folder that `path` would be written to does not exist."""
+    if not path.absolute().parent.is_dir():
+        raise QuantkitError(
+            "the output's folder does not exist", file=path, hint="make the folder first"
+        )

@@ -1,0 +1,79 @@
+"""`quantkit splice SELECTION OUT --source NAME=FILE...`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quantkit.artifacts.selection import Selection
+from quantkit.artifacts.store import load_with_id
+from quantkit.cli.common import (
+    AsJson,
+    DryRun,
+    command_line,
+    emit,
+    emit_written,
+    guarded,
+    named_paths,
+    parse_size,
+    require_parent,
+)
+from quantkit.containers.gguf import open_gguf
+from quantkit.errors import QuantkitError
+from quantkit.splice import plan_from_selection, predicted_bytes, write_splice
+
+EPILOG = (
+    "Example: quantkit splice selections/iq3_m.json hybrid.gguf --source base=q4_0.gguf "
+    "--source iq4=iq4_nl.gguf --split-max-size 45G"
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("splice", epilog=EPILOG)(splice)
+
+
+@guarded
+def splice(
+    selection: Annotated[Path, typer.Argument(help="What `select` wrote.")],
+    out: Annotated[Path, typer.Argument(help="GGUF to write.")],
+    source: Annotated[list[str], typer.Option(help="NAME=GGUF, the names of the selection.")],
+    split_max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Largest shard, for example 45G.")
+    ] = None,
+    check_sources: Annotated[
+        bool, typer.Option("--check-sources", help="Hash the source files again.")
+    ] = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Write the hybrid by byte copy, with provenance, and verify every tensor."""
+    chosen, identity = load_with_id(Selection, selection)
+    require_parent(out)
+    files = named_paths(source, "--source")
+    base = chosen.base.name
+    if base not in files:
+        raise QuantkitError(
+            "the base is missing",
+            value=", ".join(files),
+            rule=f"--source {base}=FILE, the first source of the selection",
+        )
+    split = parse_size(split_max_size) if split_max_size else None
+    donors = {name: open_gguf(path) for name, path in files.items() if name != base}
+    plan = plan_from_selection(chosen, open_gguf(files[base]), donors)
+    if dry_run:
+        size = predicted_bytes(plan, split_max_bytes=split)
+        emit(as_json, {"would_write": {str(out): size}}, f"would write {out}  {size:,} bytes")
+        return
+    result = write_splice(
+        plan,
+        out,
+        split_max_bytes=split,
+        inputs=[identity],
+        parameters={"split_max_bytes": split or 0},
+        command=command_line(),
+        check_sources=check_sources,
+    )
+    emit_written(as_json, [*result.paths, result.provenance_path])

@@ -58,7 +58,7 @@ def gate(
         reference=GateModel(reference.stem, model_files(reference)),
         meter=meter.name,
         settings=meter.settings(),
-        machine=describe_machine([], {"torch": torch.__version__}),
+        machine=describe_machine([], {"torch": str(torch.__version__)}),
     )
 
 

@@ -112,7 +112,7 @@ def plan_encoding(file: GGUFFile, rules: Sequence[Rule]) -> list[Encoding]:
             continue
         used.add(number)
         wanted = rules[number].qtype
-        plan.append(Encoding(entry, fallback_for_row(wanted, entry.shape[-1]), wanted))
+        plan.append(Encoding(entry, _fitting(entry, wanted), wanted))
     unused = [rule.pattern.pattern for i, rule in enumerate(rules) if i not in used]
     if unused:
         raise QuantkitError(
@@ -123,6 +123,14 @@ def plan_encoding(file: GGUFFile, rules: Sequence[Rule]) -> list[Encoding]:
             hint="correct the pattern, or put the more special rule first",
         )
     return plan
+
+
+def _fitting(entry: TensorEntry, wanted: QType) -> QType:
+    """`wanted`, or what llama-quantize takes for such rows, unless that saves nothing."""
+    found = fallback_for_row(wanted, entry.shape[-1])
+    if found != wanted and found.nbytes(prod(entry.shape)) >= entry.nbytes:
+        return entry.qtype
+    return found
 
 
 def encode_gguf(source: Path, out: Path, rules: Sequence[Rule]) -> list[Encoding]:

@@ -200,11 +200,16 @@ def attention_with_indexer(
 
 
 class EmbeddedModel(nn.Module):
-    """Trunk and MTP head; `forward` gives the losses of a batch of windows."""
+    """Trunk and MTP head; `forward` gives the losses of a batch of windows.
 
-    def __init__(self, c: ModelConfig) -> None:
+    In training mode what a block writes into the residual is dropped out with `dropout`, and a
+    token's n-gram rows all together with `ngram_dropout`: the table is what memorises first.
+    """
+
+    def __init__(self, c: ModelConfig, *, dropout: float = 0.0, ngram_dropout: float = 0.0) -> None:
         super().__init__()
         self.c = c
+        self.dropout, self.ngram_dropout = dropout, ngram_dropout
         self.top = Block(arch.model_roles(c), c)
         self.layers = nn.ModuleList(Block(arch.layer_roles(c, i), c) for i in range(c.n_layers))
         mtp_layer = c.mixers.index(Mixer.ATTENTION)
@@ -230,6 +235,8 @@ class EmbeddedModel(nn.Module):
         n_streams, eps = c.hyper.n_streams, c.rms_eps
         if rows is not None:
             weights = NgramWeights(*(w[r] for r in NGRAM))
+            keep = F.dropout(torch.ones_like(rows[..., :1]), self.ngram_dropout, self.training)
+            rows = rows * (keep > 0)
             state = state + ngram_inject(state, rows, weights, c.ngram, n_streams, eps)
         x, write = read_streams(state, hyper_weights(w, "hc_attn"), n_streams, eps)
         indexer_loss = state.new_zeros((), dtype=torch.float32)
@@ -238,11 +245,11 @@ class EmbeddedModel(nn.Module):
         else:
             y = mix_tokens(x, layer, w, c)
         assert write is not None
-        state = write_streams(state, y, write)
+        state = write_streams(state, F.dropout(y, self.dropout, self.training), write)
         x, write = read_streams(state, hyper_weights(w, "hc_ffn"), n_streams, eps)
         flat = x.flatten(0, 1)
         y, balance = dense_experts(flat, w, c)
-        y = y + shared_expert(flat, shared_weights(w))
+        y = F.dropout(y + shared_expert(flat, shared_weights(w)), self.dropout, self.training)
         assert write is not None
         return write_streams(state, y.view_as(x), write), balance, indexer_loss
 

@@ -54,6 +54,8 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--sparse-share", type=float, default=0.25)
     p.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     p.add_argument("--weight-decay", type=float, default=0.4)
+    p.add_argument("--dropout", type=float, default=0.0)
+    p.add_argument("--ngram-dropout", type=float, default=0.0)
     p.add_argument("--compile", action="store_true")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--eval-every", type=int, default=500)
@@ -103,6 +105,7 @@ def heldout_loss(model: EmbeddedModel, data: Path, sequence: int) -> dict[str, f
     starts = torch.arange(n_windows, device="cuda") * half
     windows = tokens[starts[:, None] + torch.arange(sequence + 1, device="cuda")]
     losses = torch.zeros(len(tokens), device="cuda")
+    model.eval()
     for part in range(0, n_windows, 32):
         batch = windows[part : part + 32]
         with torch.autocast("cuda", torch.bfloat16):
@@ -114,6 +117,7 @@ def heldout_loss(model: EmbeddedModel, data: Path, sequence: int) -> dict[str, f
         for row, start in zip(found, starts[part : part + 32].tolist(), strict=True):
             first = 0 if start == 0 else half
             losses[start + 1 + first : start + 1 + sequence] = row[first:]
+    model.train()
     end = (n_windows + 1) * half + 1
     bounds = held["offsets"].tolist()
     sources, n_bytes = held["source"], held["nbytes"]
@@ -177,7 +181,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     config = config_from_hf(json.loads(args.config.read_text()))
-    model = EmbeddedModel(config).cuda()
+    model = EmbeddedModel(config, dropout=args.dropout, ngram_dropout=args.ngram_dropout).cuda()
     n_parameters = sum(p.numel() for p in model.parameters())
     print(f"{n_parameters / 1e6:.2f} M parameters", flush=True)
     start = time.monotonic()

@@ -88,9 +88,9 @@ def _captured(
     found: list[Chunks] = []
     left = max_tokens
     for path in texts:
-        if left < context:
+        if left <= 0:
             break
-        found.append(read_chunks(path, tokenizer, context, left // context))
+        found.append(read_chunks(path, tokenizer, context, -(-left // context)))
         left -= found[-1].tokens.numel()
     total = max_tokens - left
     if total < MIN_TOKENS:

@@ -39,6 +39,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensor_shapes: Mapping[str, An
     """
     arch = architecture(metadata["general.architecture"]).gguf
     get = _getter(metadata, arch)
+    _check_plausible(get, arch, len(tensor_shapes))
     n_layers = get("block_count") - get("nextn_predict_layers", 0)
     hybrid = f"{arch}.ssm.conv_kernel" in metadata
     head_dim = get("attention.key_length", get("embedding_length") // get("attention.head_count"))
@@ -93,6 +94,25 @@ def _getter(metadata: Mapping[str, Any], arch: str) -> Getter:
         return default
 
     return get
+
+
+def _check_plausible(get: Getter, arch: str, n_tensors: int) -> None:
+    """Refuse what the mathematics here does not know, and a layer count that is not to be walked."""
+    scaling = get("rope.scaling.type", "none")
+    if scaling != "none":
+        raise ModelError(
+            "the metadata asks for scaled rotary embeddings",
+            value=f"{arch}.rope.scaling.type = {scaling}",
+            rule="none",
+            hint="this variant of the architecture is not supported",
+        )
+    if get("block_count") > n_tensors:
+        raise ModelError(
+            "the metadata claims more layers than there are tensors",
+            value=f"{arch}.block_count = {get('block_count')}",
+            rule=f"at most {n_tensors}",
+            hint="the file is damaged; get it again",
+        )
 
 
 def _float32_decimal(value: float) -> float:

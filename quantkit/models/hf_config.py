@@ -24,14 +24,29 @@ MIXERS = {
     "full_attention": Mixer.ATTENTION,
     "indexed_attention": Mixer.ATTENTION,
 }
-DEFAULT_ROTARY_FACTOR = {"qwen3moe": 1.0}
-"""Share of a head that is rotated where a config does not say; 0.25 for the hybrid models."""
+DEFAULT_ROTARY_FACTOR = {"qwen35moe": 0.25}
+"""Share of a head that is rotated where a config does not say; all of it for the others."""
+ALIASES = {"num_local_experts": "num_experts"}
+"""Fields that transformers 5 saves under another name than the released checkpoints have."""
+ONLY_VALUES: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+"""Settings of which the mathematics here knows one value; a config without them means that one."""
+ROPE_TYPES = ("default", "mrope")
 
 
 def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a `config.json`, text part of a multimodal one included; ModelError if incomplete."""
     text = {**hf, **hf.get("text_config", {})}
-    arch = architecture_of_hf(text["model_type"] if "text_config" in hf else hf["model_type"])
+    for alias, field in ALIASES.items():
+        if alias in text:
+            text.setdefault(field, text[alias])
+    arch = architecture_of_hf(text.get("model_type", "none"))
+    _refuse_unknown_settings(text)
     try:
         return _read(text, arch.gguf)
     except KeyError as missing:
@@ -41,6 +56,29 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
             rule=f"{arch.gguf} needs it",
             hint="use the config.json that belongs to this checkpoint",
         ) from missing
+
+
+def _refuse_unknown_settings(text: Mapping[str, Any]) -> None:
+    rope = _rope(text)
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    found = [
+        (field, text[field], f"only {value!r}")
+        for field, value in ONLY_VALUES.items()
+        if text.get(field) is not None and text[field] != value
+    ]
+    if rope_type not in ROPE_TYPES:
+        found.append(("rope_type", rope_type, f"only {' or '.join(ROPE_TYPES)}"))
+    for field, value, rule in found:
+        raise ModelError(
+            f"config.json has a setting that cannot be run faithfully ({field})",
+            value=value,
+            rule=rule,
+            hint="this variant of the architecture is not supported",
+        )
+
+
+def _rope(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    return text.get("rope_parameters") or text.get("rope_scaling") or {}
 
 
 def _read(text: Mapping[str, Any], arch: str) -> ModelConfig:
@@ -78,11 +116,11 @@ def _read(text: Mapping[str, Any], arch: str) -> ModelConfig:
 
 
 def _attention(text: Mapping[str, Any], arch: str, *, output_gate: bool) -> AttentionConfig:
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    rope = _rope(text)
     head_dim = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     factor = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
     if factor is None:
-        factor = DEFAULT_ROTARY_FACTOR.get(arch, 0.25)
+        factor = DEFAULT_ROTARY_FACTOR.get(arch, 1.0)
     return AttentionConfig(
         n_heads=text["num_attention_heads"],
         n_kv_heads=text["num_key_value_heads"],

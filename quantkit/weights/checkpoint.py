@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from quantkit.models.config import ModelConfig, NgramConfig
 from quantkit.models.hf_config import config_from_hf
 from quantkit.models.roles import Role
 from quantkit.models.transforms import HF_FORMS, HF_PARTS
+from quantkit.weights.fit import check_shapes
 from quantkit.weights.handle import Piece, TensorHandle
 
 Handles = Mapping[str, TensorHandle]
@@ -29,7 +31,7 @@ PREFIXES = ("model.language_model.", "model.", "")
 def open_checkpoint(folder: Path) -> tuple[ModelConfig, Handles, tuple[Handles, ...]]:
     """Geometry and handles of the checkpoint in `folder`."""
     file = open_safetensors(folder)
-    config = config_from_hf(read_json(folder / "config.json"))
+    config = checkpoint_config(folder)
     prefix = _prefix(file, folder)
     if config.ngram:
         base = f"{prefix}layers.{config.ngram.layer}.ple.ple_embedding."
@@ -40,7 +42,19 @@ def open_checkpoint(folder: Path) -> tuple[ModelConfig, Handles, tuple[Handles, 
         {role.name: lookup.handle(role, f"layers.{i}.") for role in layer_roles(config, i)}
         for i in range(config.n_layers)
     )
+    check_shapes(config, (top, *layers), folder)
     return config, top, layers
+
+
+def checkpoint_config(folder: Path) -> ModelConfig:
+    """The geometry that config.json gives; ModelError with the file's name where it is none."""
+    path = folder / "config.json"
+    found = read_json(path)
+    try:
+        return config_from_hf(found)
+    except ModelError as error:
+        error.file = str(path)
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -105,10 +119,7 @@ class _Lookup:
         if role.name == "ngram_table":
             return TensorHandle(role.name, self._table_shards(name))
         if role.hf_single:
-            singles = self.prefix + layer_prefix + role.hf_single
-            names = [singles.format(expert=e) for e in range(self.config.moe.n_experts)]
-            pieces = tuple(Piece(self._entry(n)) for n in names)
-            return TensorHandle(role.name, pieces, stacked=True)
+            return self._single_experts(role, self.prefix + layer_prefix + role.hf_single)
         raise self._missing(name)
 
     def _name(self, role: Role, layer_prefix: str) -> str:
@@ -120,10 +131,21 @@ class _Lookup:
         return self.prefix + layer_prefix + role.hf
 
     def _piece(self, entry: TensorEntry, role: Role) -> Piece:
-        if role.hf_part == "all":
+        if role.hf_part == "all" or len(entry.shape) < 2:
             return Piece(entry)
         part = HF_PARTS[role.hf_part](self.config)
         return Piece(entry, range(*part.indices(entry.shape[-2])))
+
+    def _single_experts(self, role: Role, pattern: str) -> TensorHandle:
+        """All experts that are there, at least as many as the configuration has."""
+        numbers = takewhile(
+            lambda e: (
+                e < self.config.moe.n_experts or pattern.format(expert=e) in self.file.tensors
+            ),
+            count(),
+        )
+        pieces = tuple(Piece(self._entry(pattern.format(expert=e))) for e in numbers)
+        return TensorHandle(role.name, pieces, stacked=True)
 
     def _table_shards(self, name: str) -> tuple[Piece, ...]:
         pattern = re.compile(re.escape(name.removesuffix("weight")) + r"shard_(\d+)\.weight")

@@ -12,8 +12,9 @@ from quantkit.errors import ModelError
 from quantkit.models.arch import layer_roles, model_roles
 from quantkit.models.config import ModelConfig
 from quantkit.models.gguf_config import config_from_gguf
-from quantkit.models.roles import EXPERT_ROLES, Role
+from quantkit.models.roles import Role
 from quantkit.models.transforms import from_gguf_layout
+from quantkit.weights.fit import check_shapes
 from quantkit.weights.handle import Piece, TensorHandle
 
 Handles = Mapping[str, TensorHandle]
@@ -28,6 +29,7 @@ def open_gguf_model(path: Path) -> tuple[ModelConfig, Handles, tuple[Handles, ..
         {role.name: _handle(file, role, layer, config) for role in layer_roles(config, layer)}
         for layer in range(config.n_layers)
     )
+    check_shapes(config, (top, *layers), file.path)
     return config, top, layers
 
 
@@ -62,15 +64,6 @@ def _handle(file: GGUFFile, role: Role, layer: int | None, config: ModelConfig) 
             tensor=name,
             rule=f"architecture {config.arch} needs it",
             hint=_missing_hint(file.tensors, layer),
-        )
-    if role.name in EXPERT_ROLES and entry.shape[0] != config.moe.n_experts:
-        raise ModelError(
-            "an expert tensor with another number of experts than the metadata says",
-            file=file.path,
-            tensor=name,
-            value=f"{entry.shape[0]} slices",
-            rule=f"{config.arch}.expert_count is {config.moe.n_experts}",
-            hint="the file was pruned or edited incompletely",
         )
     undo = partial(from_gguf_layout, layout=role.gguf_layout, config=config)
     return TensorHandle(role.name, (Piece(entry),), effective=undo)

@@ -97,6 +97,8 @@ class TensorHandle:
         first = self.pieces[0].shape
         if self.stacked:
             return (len(self.pieces), *first)
+        if len(self.pieces) == 1:
+            return first
         return (sum(piece.shape[0] for piece in self.pieces), *first[1:])
 
     @property

@@ -77,13 +77,13 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token, token_type in zip(tokens, types, strict=True)
-            if token_type == CONTROL
-        ]
-    )
+    # Both kinds are taken whole wherever they stand in a text; only control tokens are special.
+    for kind, add in (
+        (CONTROL, tokenizer.add_special_tokens),
+        (USER_DEFINED, tokenizer.add_tokens),
+    ):
+        added = [token for token, found in zip(tokens, types, strict=True) if found == kind]
+        add([AddedToken(t, special=kind == CONTROL, normalized=False) for t in added])
     return tokenizer
 
 

@@ -97,7 +97,7 @@ def _getter(metadata: Mapping[str, Any], arch: str) -> Getter:
 
 
 def _check_plausible(get: Getter, arch: str, n_tensors: int) -> None:
-    """Refuse what the mathematics here does not know, and a layer count that is not to be walked."""
+    """Refuse what the mathematics here does not know, and a count of layers that cannot be."""
     scaling = get("rope.scaling.type", "none")
     if scaling != "none":
         raise ModelError(

@@ -69,21 +69,30 @@ def _plan(folder: Path, name: str | None) -> tuple[list[bytes], list[TensorSpec]
 
 
 def _check_faithful(model: ModelWeights) -> None:
-    c = model.config
-    problem: tuple[str, object, str] | None = None
-    if not c.moe.renormalize:
-        problem = ("norm_topk_prob", False, "llama.cpp always renormalises the chosen experts")
-    elif c.delta_net and c.delta_net.gate_activation != GATE_ACTIVATION[c.arch]:
-        wanted = GATE_ACTIVATION[c.arch]
-        problem = ("output_gate_type", c.delta_net.gate_activation, f"{c.arch} means {wanted}")
-    if problem:
-        field, value, rule = problem
+    for field, value, rule in _unfaithful(model.config):
         raise ModelError(
             f"llama.cpp cannot run this model as its config.json says ({field})",
             file=model.path / "config.json",
             value=value,
             rule=rule,
+            hint="llama.cpp would compute something else or not load it, so no file is written",
         )
+
+
+def _unfaithful(c: ModelConfig) -> Iterator[tuple[str, object, str]]:
+    """(field of config.json, value, what llama.cpp's graphs of this architecture presume)."""
+    if not c.moe.renormalize:
+        yield "norm_topk_prob", False, "llama.cpp always renormalises the chosen experts"
+    if c.delta_net:
+        gate, wanted = c.delta_net.gate_activation, GATE_ACTIVATION[c.arch]
+        if gate != wanted:
+            yield "output_gate_type", gate, f"{c.arch} means {wanted}"
+        if c.delta_net.value_dim != c.delta_net.key_dim:
+            rule = f"as wide as a key head, {c.delta_net.key_dim}"
+            yield "linear_value_head_dim", c.delta_net.value_dim, rule
+    if c.ngram and c.ngram.row_dim * c.ngram.n_heads != c.hidden:
+        width = c.ngram.row_dim * c.ngram.n_heads
+        yield "ple_embed_dim", width, f"the hidden size, {c.hidden}"
 
 
 def metadata_pairs(config: ModelConfig, vocabulary: Vocabulary, name: str) -> list[bytes]:

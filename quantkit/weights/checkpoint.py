@@ -138,13 +138,10 @@ class _Lookup:
 
     def _single_experts(self, role: Role, pattern: str) -> TensorHandle:
         """All experts that are there, at least as many as the configuration has."""
-        numbers = takewhile(
-            lambda e: (
-                e < self.config.moe.n_experts or pattern.format(expert=e) in self.file.tensors
-            ),
-            count(),
-        )
-        pieces = tuple(Piece(self._entry(pattern.format(expert=e))) for e in numbers)
+        n_wanted, stored = self.config.moe.n_experts, self.file.tensors
+        names = (pattern.format(expert=number) for number in count())
+        found = takewhile(lambda item: item[0] < n_wanted or item[1] in stored, enumerate(names))
+        pieces = tuple(Piece(self._entry(name)) for _, name in found)
         return TensorHandle(role.name, pieces, stacked=True)
 
     def _table_shards(self, name: str) -> tuple[Piece, ...]:

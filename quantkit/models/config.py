@@ -6,7 +6,7 @@ One frozen dataclass per block kind; `models.read_config` fills them from a Hugg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -28,6 +28,9 @@ class AttentionConfig:
     rope_theta: float
     output_gate: bool
     """The query projection also yields a sigmoid gate for the output, interleaved per head."""
+    rope_sections: tuple[int, ...] = field(default=(), compare=False)
+    """Rotated pairs per position axis. Text has one position on all axes, so that nothing here
+    depends on them; a GGUF must have them."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from quantkit.models.config import (
 
 GATE_ACTIVATION = {"qwen4exp": "sigmoid", "qwen35moe": "silu"}
 """llama.cpp has no key for the output gate of Gated DeltaNet: it goes by the architecture."""
-MROPE_SECTIONS = [11, 11, 10, 0]
+N_ROPE_SECTIONS = 4
 
 
 class Pair(NamedTuple):
@@ -58,6 +58,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensor_shapes: Mapping[str, An
             rotary_dim=get("rope.dimension_count", head_dim),
             rope_theta=float(get("rope.freq_base")),
             output_gate=hybrid,
+            rope_sections=tuple(get("rope.dimension_sections", ())),
         ),
         moe=MoeConfig(
             n_experts=get("expert_count"),
@@ -214,10 +215,11 @@ def _delta_net_pairs(c: ModelConfig) -> list[Pair]:
     g = c.delta_net
     if g is None:
         return []
+    sections = [*c.attention.rope_sections, 0, 0, 0, 0][:N_ROPE_SECTIONS]
     recurrent = [mixer is Mixer.GATED_DELTA_NET for mixer in c.mixers]
     interval = recurrent.index(False) + 1 if False in recurrent else c.n_layers + 1
     return [
-        Pair("rope.dimension_sections", "ARRAY", MROPE_SECTIONS, "INT32"),
+        Pair("rope.dimension_sections", "ARRAY", sections, "INT32"),
         Pair("ssm.conv_kernel", "UINT32", g.conv_kernel),
         Pair("ssm.state_size", "UINT32", g.key_dim),
         Pair("ssm.group_count", "UINT32", g.n_key_heads),

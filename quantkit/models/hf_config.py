@@ -37,6 +37,7 @@ ONLY_VALUES: dict[str, Any] = {
 }
 """Settings of which the mathematics here knows one value; a config without them means that one."""
 ROPE_TYPES = ("default", "mrope")
+DEFAULT_ROPE_SECTIONS = (11, 11, 10)
 
 
 def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
@@ -121,14 +122,25 @@ def _attention(text: Mapping[str, Any], arch: str, *, output_gate: bool) -> Atte
     factor = rope.get("partial_rotary_factor", text.get("partial_rotary_factor"))
     if factor is None:
         factor = DEFAULT_ROTARY_FACTOR.get(arch, 1.0)
+    rotary_dim = int(head_dim * factor)
     return AttentionConfig(
         n_heads=text["num_attention_heads"],
         n_kv_heads=text["num_key_value_heads"],
         head_dim=head_dim,
-        rotary_dim=int(head_dim * factor),
+        rotary_dim=rotary_dim,
         rope_theta=float(rope["rope_theta"] if "rope_theta" in rope else text["rope_theta"]),
         output_gate=output_gate,
+        rope_sections=_rope_sections(rope, rotary_dim),
     )
+
+
+def _rope_sections(rope: Mapping[str, Any], rotary_dim: int) -> tuple[int, ...]:
+    """Pairs for time, height and width; llama.cpp wants no more of them than a head has."""
+    n_pairs = rotary_dim // 2
+    sections = tuple(rope.get("mrope_section", DEFAULT_ROPE_SECTIONS))
+    if sum(sections) <= n_pairs:
+        return sections
+    return (n_pairs - 2 * (n_pairs // 3), n_pairs // 3, n_pairs // 3)
 
 
 def _delta_net(text: Mapping[str, Any]) -> DeltaNetConfig:

@@ -25,7 +25,7 @@ from quantkit.containers.gguf import (
     write_gguf,
 )
 from quantkit.containers.gguf.values import key_of
-from quantkit.errors import QuantkitError
+from quantkit.errors import FormatError, QuantkitError
 from quantkit.models.arch import ARCHITECTURES
 from quantkit.qtypes import QTYPES, QType, by_name, fallback_for_row
 
@@ -127,7 +127,11 @@ def plan_encoding(file: GGUFFile, rules: Sequence[Rule]) -> list[Encoding]:
 
 def _fitting(entry: TensorEntry, wanted: QType) -> QType:
     """`wanted`, or what llama-quantize takes for such rows, unless that saves nothing."""
-    found = fallback_for_row(wanted, entry.shape[-1])
+    try:
+        found = fallback_for_row(wanted, entry.shape[-1])
+    except FormatError as error:
+        error.file, error.tensor = str(entry.path), entry.name
+        raise
     if found != wanted and found.nbytes(prod(entry.shape)) >= entry.nbytes:
         return entry.qtype
     return found

@@ -19,8 +19,8 @@ import numpy as np
 
 from quantkit.errors import ContainerError
 
-# Small enough that Ctrl-C and the progress line stay responsive, large enough for full speed.
-COPY_STEP_BYTES = 32 << 20
+# Small enough for a responsive Ctrl-C and for readers that follow, large enough for full speed.
+COPY_STEP_BYTES = 8 << 20
 READ_STEP_BYTES = 1 << 20
 
 _NOT_POSSIBLE_HERE = frozenset(
@@ -87,17 +87,21 @@ def read_range(source: ByteRange) -> bytes:
         return os.pread(descriptor, source.nbytes, source.offset)
 
 
-def iterate_range(source: ByteRange) -> Iterator[memoryview]:
-    """The bytes in pieces of at most one MiB, in one buffer that every piece reuses."""
-    buffer = memoryview(bytearray(min(READ_STEP_BYTES, max(source.nbytes, 1))))
+def iterate_range(source: ByteRange, step_bytes: int = READ_STEP_BYTES) -> Iterator[memoryview]:
+    """The bytes in pieces of `step_bytes` (the last may be shorter), all in the same buffer."""
+    buffer = memoryview(bytearray(min(step_bytes, max(source.nbytes, 1))))
     with open_input(source.path) as descriptor:
         position, end = source.offset, source.offset + source.nbytes
         while position < end:
-            count = os.preadv(descriptor, [buffer[: end - position]], position)
-            if count == 0:
-                raise _shrunk(source, position)
-            yield buffer[:count]
-            position += count
+            piece = buffer[: end - position]
+            filled = 0
+            while filled < len(piece):
+                count = os.preadv(descriptor, [piece[filled:]], position + filled)
+                if count == 0:
+                    raise _shrunk(source, position + filled)
+                filled += count
+            yield piece
+            position += filled
 
 
 def check_inside(source: ByteRange, file_bytes: int) -> None:

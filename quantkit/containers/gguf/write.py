@@ -9,8 +9,9 @@ exact size is known and every name, shape and size is checked while nothing exis
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from quantkit.containers.atomic import atomic_paths
@@ -111,13 +112,27 @@ def plan_gguf(
 
 
 def write_planned(
-    plan: Sequence[ShardPlan], paths: Sequence[Path], *, progress_label: str | None = None
+    plan: Sequence[ShardPlan],
+    paths: Sequence[Path],
+    *,
+    progress_label: str | None = None,
+    on_written: Callable[[int, int], object] = lambda number, end: None,
 ) -> None:
-    """Write each planned shard to the path beside it, which is created or overwritten."""
-    total = sum(shard.nbytes for shard in plan)
-    with Progress(progress_label or "write", total) as progress:
-        for shard, path in zip(plan, paths, strict=True):
-            _write_shard(shard, path, progress if progress_label else None)
+    """Write each planned shard to the path beside it, which is created or overwritten.
+
+    `on_written(number, end)` hears that all bytes of shard `number` before `end` are in the file.
+    """
+    with Progress(progress_label or "write", sum(shard.nbytes for shard in plan)) as progress:
+
+        def on_end(number: int, before: int, end: int) -> None:
+            on_written(number, end)
+            if progress_label:
+                progress.step(before + end - progress.done)
+
+        before = 0
+        for number, (shard, path) in enumerate(zip(plan, paths, strict=True)):
+            _write_shard(shard, path, partial(on_end, number, before))
+            before += shard.nbytes
 
 
 def _own_pairs(metadata: Sequence[bytes]) -> list[bytes]:
@@ -196,18 +211,25 @@ def _pack_record(spec: TensorSpec, offset: int) -> bytes:
     return pack_string(spec.name) + n_dims + axes + type_id + U64.pack(offset)
 
 
-def _write_shard(shard: ShardPlan, path: Path, progress: Progress | None) -> None:
-    def on_bytes(count: int) -> None:
-        if progress is not None:
-            progress.step(count)
+def _write_shard(shard: ShardPlan, path: Path, on_end: Callable[[int], object]) -> None:
+    """Write the file; `on_end` hears how far it is complete."""
+
+    def write_tensor(spec: TensorSpec, end: int) -> None:
+        def on_bytes(count: int) -> None:
+            nonlocal end
+            end += count
+            on_end(end)
+
+        write_source(spec, descriptor, end, on_bytes)
 
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         write_all(descriptor, shard.header, 0)
-        on_bytes(len(shard.header))
+        on_end(len(shard.header))
         for spec, offset in zip(shard.tensors, shard.offsets, strict=True):
-            write_source(spec, descriptor, offset, on_bytes)
+            write_tensor(spec, offset)
         # Padding is never written: the file grows over it, and what was skipped reads as zeros.
         os.ftruncate(descriptor, shard.nbytes)
+        on_end(shard.nbytes)
     finally:
         os.close(descriptor)

@@ -1,16 +1,16 @@
 """Write a planned hybrid and prove that it holds its sources' bytes.
 
-The files are written under a temporary name, opened again from there, and the hash of every
-tensor, read back from the new file, is compared with the hash of its source, read from the
-source. Only then do they get their names. The sources are hashed in other threads while the
-kernel copies, so their pages are read from the disk once.
+The files are written under a temporary name. While the kernel copies, other threads read back what
+is there already, compare it with the sources and hash it (`follow`). Only when all of it is proved
+do the files get their names. Every page is touched while it is still cached, so a model that is
+larger than the memory is read once and written once.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,12 @@ from threading import Lock
 from quantkit.artifacts.schema import Scalar
 from quantkit.artifacts.store import FileId, dumps
 from quantkit.containers.atomic import atomic_paths
-from quantkit.containers.gguf import open_gguf
 from quantkit.containers.gguf.write import ShardPlan, plan_gguf, write_planned
-from quantkit.containers.hashing import file_bytes, sha256_file, sha256_range
-from quantkit.containers.ranges import ByteRange
+from quantkit.containers.hashing import file_bytes, sha256_file
 from quantkit.containers.writing import refuse_inputs
-from quantkit.errors import ArtifactError, ContainerError
+from quantkit.errors import ArtifactError
 from quantkit.progress import Progress
+from quantkit.splice.follow import Followers
 from quantkit.splice.plan import SplicePlan
 from quantkit.splice.provenance import HASH_PLACEHOLDER, provenance_artifact, provenance_keys
 
@@ -71,29 +70,34 @@ def write_splice(
     reads them again. Raises `ContainerError` if a tensor of the output differs from its source.
     """
     provenance_path = out.with_name(out.name + PROVENANCE_SUFFIX)
-    # One core is left to the copy while it runs; on a busy one it would fall behind.
-    n_cores = os.cpu_count() or 1
-    with _hash_threads(n_cores) as pool, _hash_threads(n_cores - 1) as beside_copy:
-        source_files = _identify_sources(plan, pool, check_sources)
-        sha256 = {path: identity.sha256 for path, identity in source_files.items()}
-        shards = _plan_files(plan, out, sha256, split_max_bytes)
-        finals = [*(shard.path for shard in shards), provenance_path]
-        refuse_inputs(finals, source_files)
-        with atomic_paths(finals) as temporary:
-            files = temporary[:-1]
-            expected = _hash_sources(plan, beside_copy)
-            write_planned(shards, files, progress_label="splice")
-            outputs, tensor_sha256 = _verify(plan, shards, files, expected, pool)
-            artifact = provenance_artifact(
-                plan,
-                outputs=outputs,
-                source_files=source_files,
-                tensor_sha256=tensor_sha256,
-                inputs=inputs,
-                parameters=parameters or {},
-                command=command,
+    source_files = _identify_sources(plan, check_sources)
+    sha256 = {path: identity.sha256 for path, identity in source_files.items()}
+    shards = _plan_files(plan, out, sha256, split_max_bytes)
+    finals = [*(shard.path for shard in shards), provenance_path]
+    refuse_inputs(finals, source_files)
+    with atomic_paths(finals) as temporary:
+        followers = Followers(shards, temporary[:-1])
+        with followers.following():
+            write_planned(
+                shards,
+                temporary[:-1],
+                progress_label="splice",
+                on_written=followers.on_written,
             )
-            temporary[-1].write_bytes(dumps(artifact))
+        outputs = [
+            FileId(shard.path.name, digest, shard.nbytes)
+            for shard, digest in zip(shards, followers.file_sha256, strict=True)
+        ]
+        artifact = provenance_artifact(
+            plan,
+            outputs=outputs,
+            source_files=source_files,
+            tensor_sha256=followers.tensor_sha256,
+            inputs=inputs,
+            parameters=parameters or {},
+            command=command,
+        )
+        temporary[-1].write_bytes(dumps(artifact))
     return SpliceResult(tuple(finals[:-1]), tuple(outputs), provenance_path)
 
 
@@ -108,23 +112,13 @@ def _plan_files(
     return plan_gguf(out, metadata, plan.specs(), split_max_bytes=split_max_bytes)
 
 
-@contextmanager
-def _hash_threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(max_workers=min(MAX_HASH_THREADS, max(1, count)))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _identify_sources(
-    plan: SplicePlan, pool: ThreadPoolExecutor, check: bool
-) -> dict[Path, FileId]:
+def _identify_sources(plan: SplicePlan, check: bool) -> dict[Path, FileId]:
     paths = _source_paths(plan)
     sizes = {path: file_bytes(path) for path in paths}
     digests = dict(plan.known_sha256)
     unknown = [path for path in paths if check or path not in digests]
-    with _shared_progress("hash sources", sum(sizes[path] for path in unknown)) as on_bytes:
+    total = sum(sizes[path] for path in unknown)
+    with _hash_threads() as pool, _shared_progress("hash sources", total) as on_bytes:
         hashed = {path: pool.submit(sha256_file, path, on_bytes=on_bytes) for path in unknown}
         for path, future in hashed.items():
             digest = future.result()
@@ -140,6 +134,15 @@ def _identify_sources(
 
 
 @contextmanager
+def _hash_threads() -> Iterator[ThreadPoolExecutor]:
+    pool = ThreadPoolExecutor(max_workers=min(MAX_HASH_THREADS, os.cpu_count() or 1))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
 def _shared_progress(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """A progress line that several threads may count on."""
     lock = Lock()
@@ -150,51 +153,3 @@ def _shared_progress(label: str, total_bytes: int) -> Iterator[Callable[[int], N
                 progress.step(count)
 
         yield on_bytes
-
-
-def _hash_sources(plan: SplicePlan, pool: ThreadPoolExecutor) -> dict[str, Future[str]]:
-    return {
-        tensor.entry.name: pool.submit(sha256_range, tensor.entry.byte_range)
-        for tensor in plan.tensors
-    }
-
-
-def _verify(
-    plan: SplicePlan,
-    shards: Sequence[ShardPlan],
-    files: Sequence[Path],
-    expected: Mapping[str, Future[str]],
-    pool: ThreadPoolExecutor,
-) -> tuple[list[FileId], dict[str, str]]:
-    """Open the new files and compare every tensor with its source.
-
-    Returns the identities of the files and the hashes of the tensors by name.
-    """
-    written = open_gguf(files[0]).tensors
-    final = {path: shard.path for path, shard in zip(files, shards, strict=True)}
-    tensors = [tensor.entry for tensor in plan.tensors]
-    total = sum(shard.nbytes for shard in shards) + sum(entry.nbytes for entry in tensors)
-    digests: dict[str, str] = {}
-    with _shared_progress("verify", total) as on_bytes:
-        whole = [pool.submit(sha256_file, path, on_bytes=on_bytes) for path in files]
-        # The reader gives a tensor of an unknown type its padding too; its source does not.
-        ranges = (ByteRange(*written[e.name].byte_range[:2], e.nbytes) for e in tensors)
-        found = [pool.submit(sha256_range, each, on_bytes=on_bytes) for each in ranges]
-        for entry, future in zip(tensors, found, strict=True):
-            copy, digest = written[entry.name], future.result()
-            source_digest = expected[entry.name].result()
-            if (copy.shape, copy.qtype, digest) != (entry.shape, entry.qtype, source_digest):
-                raise ContainerError(
-                    "a written tensor that differs from its source",
-                    file=final[copy.path],
-                    tensor=entry.name,
-                    value=f"sha256 {digest}",
-                    rule=f"sha256 {source_digest} in {entry.path}",
-                    hint="a source changed during the copy, or the disk or memory is faulty",
-                )
-            digests[entry.name] = digest
-        outputs = [
-            FileId(shard.path.name, future.result(), shard.nbytes)
-            for shard, future in zip(shards, whole, strict=True)
-        ]
-    return outputs, digests

@@ -11,8 +11,16 @@ import pytest
 from quantkit.containers.base import ByteRange, TensorSpec
 from quantkit.containers.gguf import GGUFFile, ValueType, open_gguf, pack_kv, write_gguf
 from quantkit.qtypes import QType, by_gguf_id, by_name
+from quantkit.splice import UnitChoice, plan_splice
+from quantkit.splice.plan import SplicePlan
 
 N_LAYERS, N_EXPERTS, MODEL, INNER = 3, 4, 256, 64
+
+CHOICES = [
+    UnitChoice(0, "layer", "iq4"),
+    UnitChoice(1, "down", "q2"),
+    UnitChoice(1, "gate_up", "base"),
+]
 
 MakeModel = Callable[..., GGUFFile]
 
@@ -110,3 +118,19 @@ def opaque_donor(tmp_path: Path, base: GGUFFile) -> GGUFFile:
         if is_routed(name)
     ]
     return open_gguf(write_gguf(tmp_path / "opaque.gguf", [], specs)[0])
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    return folder / "hybrid.gguf"
+
+
+@pytest.fixture
+def plan(base: GGUFFile, donors: dict[str, GGUFFile]) -> SplicePlan:
+    return plan_splice(base, donors, CHOICES)
+
+
+def leave_nothing(folder: Path) -> None:
+    assert [path.name for path in folder.iterdir()] == []

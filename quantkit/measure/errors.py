@@ -91,8 +91,9 @@ class DonorErrors:
         denominator = _block_sums(output.square().sum(-1))
         ours = self._experts(self.reference, layer)
         for name, source in self.sources.items():
-            cosines = identity_cosines(name, layer, source, self.reference)
-            changes = unit_differences(x, chosen, ours, self._experts(source, layer))
+            theirs = self._experts(source, layer)
+            cosines = identity_cosines(name, layer, source, ours, theirs)
+            changes = unit_differences(x, chosen, ours, theirs)
             self.found[name][layer] = {
                 unit: self._unit_error(unit, changes[unit], denominator, len(x), cosines)
                 for unit in UNITS

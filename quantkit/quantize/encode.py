@@ -25,9 +25,10 @@ from quantkit.containers.gguf import (
     write_gguf,
 )
 from quantkit.containers.gguf.values import key_of
-from quantkit.errors import FormatError, QuantkitError
+from quantkit.errors import QuantkitError
 from quantkit.models.arch import ARCHITECTURES
 from quantkit.qtypes import QTYPES, QType, by_name, fallback_for_row
+from quantkit.weights.handle import decode_rows, naming
 
 FILE_TYPE_KEY = "general.file_type"
 FILE_TYPES = {
@@ -127,11 +128,8 @@ def plan_encoding(file: GGUFFile, rules: Sequence[Rule]) -> list[Encoding]:
 
 def _fitting(entry: TensorEntry, wanted: QType) -> QType:
     """`wanted`, or what llama-quantize takes for such rows, unless that saves nothing."""
-    try:
+    with naming(entry):
         found = fallback_for_row(wanted, entry.shape[-1])
-    except FormatError as error:
-        error.file, error.tensor = str(entry.path), entry.name
-        raise
     if found != wanted and found.nbytes(prod(entry.shape)) >= entry.nbytes:
         return entry.qtype
     return found
@@ -182,15 +180,14 @@ def file_type(plan: Sequence[Encoding]) -> int:
 
 def _encoder(e: Encoding) -> Callable[[], Iterator[memoryview]]:
     rows, columns = prod(e.entry.shape[:-1]), e.entry.shape[-1]
-    row_bytes = e.entry.nbytes // rows
     step = max(1, CHUNK_ELEMENTS // columns)
 
     def encoded() -> Iterator[memoryview]:
-        data = e.entry.parts()["data"]
         for start in range(0, rows, step):
-            stop = min(start + step, rows)
-            part = data[start * row_bytes : stop * row_bytes]
-            values = codecs.decode(e.entry.qtype, {"data": part}, (stop - start, columns))
-            yield np.ascontiguousarray(codecs.encode(e.qtype, values)["data"]).data
+            count = min(step, rows - start)
+            values = decode_rows(e.entry, start, count, (count, columns))
+            with naming(e.entry):
+                data = codecs.encode(e.qtype, values)["data"]
+            yield np.ascontiguousarray(data).data
 
     return encoded

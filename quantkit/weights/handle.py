@@ -7,7 +7,8 @@ for what is asked: one expert, some rows, or everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from quantkit import codecs
 from quantkit.containers.base import TensorEntry
+from quantkit.errors import FormatError
 from quantkit.qtypes import QType
 
 
@@ -29,11 +31,26 @@ def _tensor(values: np.ndarray) -> Tensor:
     return torch.from_numpy(values if values.flags.writeable else values.copy())
 
 
+@contextmanager
+def naming(entry: TensorEntry) -> Iterator[None]:
+    """Name file and tensor in a FormatError, which codecs cannot know."""
+    try:
+        yield
+    except FormatError as error:
+        error.file, error.tensor = str(entry.path), entry.name
+        raise
+
+
+def _decode(entry: TensorEntry, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    with naming(entry):
+        return codecs.decode(entry.qtype, {"data": data}, shape)
+
+
 def decode_rows(entry: TensorEntry, first: int, count: int, shape: tuple[int, ...]) -> np.ndarray:
     """Decode `count` consecutive rows (all axes but the last flattened) as float32 of `shape`."""
     row_bytes = entry.nbytes // max(1, prod(entry.shape[:-1]))
     data = entry.parts()["data"][first * row_bytes : (first + count) * row_bytes]
-    return codecs.decode(entry.qtype, {"data": data}, shape)
+    return _decode(entry, data, shape)
 
 
 @dataclass(frozen=True)
@@ -58,7 +75,7 @@ class Piece:
     def decode(self) -> np.ndarray:
         """All values, float32."""
         if self.rows is None:
-            return codecs.decode(self.entry.qtype, self.entry.parts(), self.entry.shape)
+            return _decode(self.entry, self.entry.parts()["data"], self.entry.shape)
         if len(self.shape) == 2:
             return decode_rows(self.entry, self.rows.start, len(self.rows), self.shape)
         return np.stack([self.slice(i) for i in range(self.shape[0])])
@@ -73,7 +90,7 @@ class Piece:
         """Values of scattered `rows` (n,) of a 2-D piece, as (n, columns)."""
         n_rows, columns = self.shape
         stored = self.entry.parts()["data"].reshape(n_rows, -1)[rows]
-        return codecs.decode(self.entry.qtype, {"data": stored.ravel()}, (len(rows), columns))
+        return _decode(self.entry, stored.ravel(), (len(rows), columns))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ light verb should not wait for it.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 
@@ -26,6 +27,10 @@ VERBS = {
     "run": "quantkit.cli.run",
 }
 """Verb -> module; each module has `register(app)`."""
+
+# torch's threads spin while they wait for each other; on a machine where anything else runs, the
+# sweep's many small products then take ten times as long. Read when torch is loaded, so set here.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 EXIT_INTERNAL_ERROR = 70
 """Not 1: a crash must never look like a gate's verdict (sysexits.h, EX_SOFTWARE)."""

@@ -114,7 +114,7 @@ def test_oracles_and_peers_are_not_dependencies() -> None:
         names = (
             [node.module or ""]
             if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names]  # type: ignore[attr-defined]
+            else [alias.name for alias in node.names]
         )
         found += [place for name in names if name.split(".")[0] in forbidden]
     assert found == []

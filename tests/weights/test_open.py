@@ -244,7 +244,7 @@ class TestBrokenGGUF:
 
     def test_not_a_model(self, source: Path, tmp_path: Path) -> None:
         for change in ({"keys": {"general.architecture": b""}}, {"drop": "token_embd.weight"}):
-            path = self.rewritten(source, tmp_path / "x.gguf", **change)  # type: ignore[arg-type]
+            path = self.rewritten(source, tmp_path / "x.gguf", **change)
             with pytest.raises(ModelError, match="not a language model"):
                 open_model(path)
 

@@ -106,7 +106,7 @@ def test_select_splice_gate(files: Files, tmp_path: Path) -> None:
     assert result.code == 1, result.stderr
     assert json.loads(result.stdout)["report"]["verdict"] == "FAIL"
 
-    loose = ["--bar", "kld_combined_standard_errors=1000000", "--bar", "max_excess_share=1000"]
+    loose = ["--bar", "kld_combined_standard_errors=1000", "--bar", "max_excess_share=1000"]
     loose += ["--bar", "top1_points_lower=100", "--bar", "max_top1_halfwidth_points=100"]
     cache = ["--cache", tmp_path / "gate-cache", "--out", tmp_path / "loose.json"]
     args = ["gate", hybrid, *models, *files.texts, "--max-chunks", 6, *loose, *cache]

@@ -129,6 +129,23 @@ def test_predicted_size_is_the_hybrids(
     assert result.nbytes == predicted(found, choices)
 
 
+def test_tensors_that_end_between_boundaries_are_counted_padded(
+    zoo: Zoo, text: Path, tmp_path: Path
+) -> None:
+    """Vectors of six heads have 24 bytes and take 32."""
+    paths = {n: zoo.quantized("qwen35moe", f"{EXPERTS}={q}") for n, q in TYPES.items()}
+    used = {name: paths[name] for name in ("base", "q2")}
+    found = measure(zoo.gguf("qwen35moe"), used, [text], context=128, device=CPU)
+    assert {t.bytes for t in found.fixed_tensors if t.name.endswith("ssm_a")} == {32}
+    base, donor = (open_gguf(path) for path in used.values())
+    plan = plan_splice(
+        base, {"q2": donor}, [UnitChoice(3, DOWN, "q2")], overhead_bytes=found.overhead_bytes
+    )
+    write_splice(plan, tmp_path / "hybrid.gguf")
+    choices = {(i, unit): "base" for i in range(4) for unit in PART_UNITS} | {(3, DOWN): "q2"}
+    assert (tmp_path / "hybrid.gguf").stat().st_size == predicted(found, choices)
+
+
 def test_room_for_provenance_of_many_donors(found: Sensitivity) -> None:
     assert found.overhead_bytes == overhead_bytes(3 + len(found.sources[3].files), 4)
     assert overhead_bytes(17, 96) % 4096 == 0

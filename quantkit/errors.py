@@ -52,6 +52,12 @@ class QuantkitError(Exception):
         return "\n".join(lines)
 
 
+class UsageError(QuantkitError):
+    """Arguments that do not have the form a verb needs; ends with the exit code of usage."""
+
+    exit_code = EXIT_USAGE
+
+
 class ContainerError(QuantkitError):
     """A file that is not what its format promises (truncated, overlapping, missing shard)."""
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from quantkit.containers.hashing import file_bytes, sha256_file
-from quantkit.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, QuantkitError
+from quantkit.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, QuantkitError, UsageError
 
 R = TypeVar("R")
 
@@ -78,12 +78,12 @@ def emit_written(as_json: bool, paths: Iterable[Path], text: str = "", **more: A
 
 
 def named_paths(pairs: Sequence[str], option: str) -> dict[str, Path]:
-    """`name=path` arguments in order; QuantkitError for another form or a name given twice."""
+    """`name=path` arguments in order; UsageError for another form or a name given twice."""
     found: dict[str, Path] = {}
     for pair in pairs:
         name, separator, path = pair.partition("=")
         if not separator or not name or not path or name in found:
-            raise QuantkitError(
+            raise UsageError(
                 f"{option} does not have the form it needs",
                 value=pair,
                 rule="NAME=PATH, each name once",
@@ -98,7 +98,7 @@ def parse_size(text: str) -> int:
     if digits[-1:].upper() in SIZE_UNITS:
         digits, unit = digits[:-1], digits[-1:].upper()
     if not digits.isdecimal() or int(digits) == 0:
-        raise QuantkitError(
+        raise UsageError(
             "not a size", value=text, rule="a whole number, with K, M or G for powers of 1000"
         )
     return int(digits) * SIZE_UNITS[unit]

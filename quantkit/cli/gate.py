@@ -21,7 +21,7 @@ from quantkit.cli.common import (
     named_paths,
     require_parent,
 )
-from quantkit.errors import QuantkitError, RecipeError
+from quantkit.errors import RecipeError, UsageError
 from quantkit.gate.criterion import criterion_from_bars
 from quantkit.gate.meter_llamacpp import LlamaCppSettings, find_llama_perplexity
 from quantkit.gate.meters import LlamaCppMeter, Meter, SweepMeter
@@ -93,11 +93,11 @@ def gate(
 def make_meter(
     name: str, context: int, max_chunks: int | None, device: str, program: Path | None
 ) -> Meter:
-    """The meter of that name; QuantkitError for another name or settings that it cannot have."""
+    """The meter of that name; UsageError for another name or settings that it cannot have."""
     if name == "quantkit":
         return SweepMeter(context, max_chunks, pick_device(device))
     if name != "llama.cpp":
-        raise QuantkitError("unknown meter", value=name, rule=f"one of {', '.join(METERS)}")
+        raise UsageError("unknown meter", value=name, rule=f"one of {', '.join(METERS)}")
     extra = ("--chunks", str(max_chunks)) if max_chunks else ()
     settings = LlamaCppSettings(n_ctx=context, n_batch=context, n_ubatch=context, extra=extra)
     return LlamaCppMeter(find_llama_perplexity(program), settings)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from quantkit.artifacts.schema import to_json
-from quantkit.artifacts.selection import Selection
+from quantkit.artifacts.selection import UNITS_OF, Selection
 from quantkit.artifacts.sensitivity import Sensitivity
 from quantkit.artifacts.store import load_with_id, save
 from quantkit.cli.common import (
@@ -20,7 +20,7 @@ from quantkit.cli.common import (
     guarded,
     require_parent,
 )
-from quantkit.errors import QuantkitError
+from quantkit.errors import UsageError
 from quantkit.select import bytes_from_gb
 from quantkit.select import select as run_select
 
@@ -54,11 +54,13 @@ def select(
 ) -> None:
     """The exact best source for every expert unit at a file size, or the smallest good file."""
     if (target_gb is None) == (max_error is None):
-        raise QuantkitError(
+        raise UsageError(
             "what to aim at is not clear",
             value=f"target {target_gb}, error {max_error}",
             rule="exactly one of --target-gb and --max-error",
         )
+    if unit not in UNITS_OF:
+        raise UsageError("unknown unit", value=unit, rule=f"one of {', '.join(sorted(UNITS_OF))}")
     found, identity = load_with_id(Sensitivity, sensitivity)
     place = out or Path("selections") / f"{name or sensitivity.stem}.json"
     chosen = run_select(

@@ -21,7 +21,7 @@ from quantkit.cli.common import (
     require_parent,
 )
 from quantkit.containers.gguf import open_gguf
-from quantkit.errors import QuantkitError
+from quantkit.errors import UsageError
 from quantkit.splice import plan_from_selection, predicted_bytes, write_splice
 
 EPILOG = (
@@ -55,7 +55,7 @@ def splice(
     files = named_paths(source, "--source")
     base = chosen.base.name
     if base not in files:
-        raise QuantkitError(
+        raise UsageError(
             "the base is missing",
             value=", ".join(files),
             rule=f"--source {base}=FILE, the first source of the selection",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 
 from quantkit.artifacts.selection import Choice, Extreme, Goal, Selection, SelectionSource
 from quantkit.artifacts.sensitivity import Sensitivity
@@ -40,7 +40,10 @@ class Bounds:
 
 def bytes_from_gb(gb: float | str) -> int:
     """Whole bytes of a decimal size (1 GB = 1e9 bytes), rounded down; SelectionError below 1."""
-    size = Decimal(str(gb))
+    try:
+        size = Decimal(str(gb))
+    except InvalidOperation:
+        size = Decimal("NaN")
     n_bytes = int(size * BYTES_PER_GB) if size.is_finite() else 0
     if n_bytes < 1:
         raise SelectionError(

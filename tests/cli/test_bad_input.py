@@ -177,6 +177,28 @@ def test_checkpoint_of_an_unknown_architecture(tmp_path: Path) -> None:
     refused(result, "llama9", "rule:", folder=tmp_path, before=[folder])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        ([], 2, "exactly one of"),
+        (["--target-gb", "1", "--max-error", "1"], 2, "exactly one of"),
+        (["--target-gb", "1", "--unit", "tensor"], 2, "layer, split"),
+        (["--target-gb", "much"], 3, "much GB"),
+        (["--target-gb", "nan"], 3, "nan GB"),
+        (["--target-gb", "-1"], 3, "-1 GB"),
+        (["--max-error", "-1"], 3, "-1"),
+    ],
+)
+def test_goals_that_select_cannot_aim_at(
+    files: Files, tmp_path: Path, arguments: list[str], code: int, word: str
+) -> None:
+    out = ["--out", tmp_path / "s.json"]
+    result = quantkit("select", files.sensitivity, *arguments, *out)
+    assert result.code == code, result.stderr
+    assert word in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_output_folder_that_does_not_exist(files: Files, tmp_path: Path) -> None:
     result = quantkit("quantize", files.bf16, tmp_path / "no" / "o.gguf", "--rule", ".*=Q8_0")
     refused(result, "folder does not exist", folder=tmp_path, before=[])

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from quantkit.artifacts.gate import INCONCLUSIVE
-from quantkit.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_PASS
+from quantkit.artifacts.store import load
+from quantkit.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_PASS, ArtifactError
 from quantkit.pipeline.build import Builder, require_free_names
+from quantkit.pipeline.criterion import CriterionRecord
 from quantkit.pipeline.meters import make_meter
 from quantkit.pipeline.recipe import Recipe
 from quantkit.pipeline.reporting import Reporter
@@ -94,6 +96,7 @@ def run_recipe(
     with builder.space.occupied():
         ledger = Ledger(builder.space.record, hashes)
         steps = reporter.all_steps()
+        _tell_new_bars(builder)
         for number, step in enumerate(steps, 1):
             _do(ledger, step, f"[{number}/{len(steps)}]")
         return RunResult(reporter.facts, builder.space.report, builder.space.plot)
@@ -105,6 +108,20 @@ def make_builder(recipe: Recipe, device: torch.device | str, meter: str) -> Buil
     builder = Builder(recipe, make_meter(meter, recipe.fields.gate, chosen), chosen)
     require_free_names(builder)
     return builder
+
+
+def _tell_new_bars(builder: Builder) -> None:
+    """Bars that change after a look at the figures are no longer fixed in advance: say so."""
+    try:
+        former = load(CriterionRecord, builder.space.criterion)
+    except ArtifactError:
+        return
+    bars = builder.recipe.criterion
+    if former.sha256 != bars.sha256:
+        log(
+            f"the bars are not those of the last run in {builder.space.root}: "
+            f"sha256 {bars.sha256[:12]}, before {former.sha256[:12]}"
+        )
 
 
 def _do(ledger: Ledger, step: Step, label: str) -> None:

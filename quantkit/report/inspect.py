@@ -23,14 +23,16 @@ from quantkit.errors import ModelError
 from quantkit.models.config import ModelConfig
 from quantkit.models.roles import EXPERT_ROLES
 from quantkit.quantize.encode import FILE_TYPE_KEY, FILE_TYPES
-from quantkit.report.inspection import FileType, GroupRow, Inspection, LayerTypes, TypeRow
+from quantkit.report.inspection import FileType, Geometry, GroupRow, Inspection, LayerTypes, TypeRow
 from quantkit.weights import ModelWeights, TensorHandle, open_model
 from quantkit.weights.checkpoint import read_json
 
 SAFETENSORS = ".safetensors"
+CHECKPOINT = "safetensors"
 PROVENANCE_PREFIX = "quantkit."
 PROVENANCE_PADDING = "quantkit.padding"
 INTEGER_TYPES = {"I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL"}
+TABLE_GROUP = "n-gram table"
 MTP, OTHER = "multi-token prediction", "norms and other"
 
 GROUPS: tuple[tuple[str, str], ...] = (
@@ -42,7 +44,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
     ("attention", r"attn_(q|k|v|out|q_norm|k_norm)|indexer_\w+"),
     ("gated delta net", r"gdn_\w+"),
     ("hyper-connections", r"(hc|output_hc)_\w+"),
-    ("n-gram table", r"ngram_table"),
+    (TABLE_GROUP, r"ngram_table"),
     ("n-gram layer", r"ngram_\w+"),
     ("embedding", r"token_embd"),
     ("head", r"output"),
@@ -59,6 +61,10 @@ class _Tally:
     names: set[str] = field(default_factory=set)
     parameters: int = 0
     types: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def bytes(self) -> int:
+        return self.types.total()
 
     def add(self, entry: TensorEntry, n_elements: int, n_bytes: int) -> None:
         self.names.add(entry.name)
@@ -83,54 +89,62 @@ def inspect_model(path: Path) -> Inspection:
     Only headers are read. Raises ContainerError for a file that is not what its format promises.
     """
     opened = _open(path)
-    model, note = _model(path)
+    model, note = _model(path, opened)
     by_type: dict[str, _Tally] = {}
     for entry in opened.tensors.values():
         tally = by_type.setdefault(entry.qtype.name, _Tally())
         tally.add(entry, entry.n_elements, entry.nbytes)
     groups = {} if model is None else _groups(model, opened.tensors)
-    types = tuple(
-        TypeRow(name, len(t.names), t.parameters, t.types[name]) for name, t in by_type.items()
-    )
-    tensor_bytes = sum(row.bytes for row in types)
+    weights = sum(tally.bytes for tally in by_type.values())
     total = sum(file_bytes(file) for file in opened.files)
     header = sum(_header_bytes(file, opened.tensors) for file in opened.files)
-    parameters = sum(row.parameters for row in types)
-    table = groups.get("n-gram table", _Tally())
-    rest_bytes = tensor_bytes - table.types.total()
-    rest = parameters - table.parameters
-    config = None if model is None else model.config
+    parameters = sum(tally.parameters for tally in by_type.values())
+    table = groups.get(TABLE_GROUP, _Tally())
     return Inspection(
         path=str(path),
         container=opened.container,
         files=tuple(file.name for file in opened.files),
         bytes=total,
         header_bytes=header,
-        padding_bytes=total - header - tensor_bytes,
-        architecture=_architecture(path, opened, config),
+        padding_bytes=total - header - weights,
+        architecture=_architecture(path, opened, model),
         name=opened.metadata.get("general.name"),
         parameters=parameters,
-        bpw=_bpw(tensor_bytes, parameters),
-        parameters_without_table=rest,
-        bpw_without_table=_bpw(rest_bytes, rest),
+        bpw=_bpw(weights, parameters),
+        parameters_without_table=parameters - table.parameters,
+        bpw_without_table=_bpw(weights - table.bytes, parameters - table.parameters),
         label=_label(groups, by_type),
-        types=tuple(sorted(types, key=lambda row: (-row.bytes, row.qtype))),
-        groups=tuple(
-            GroupRow(
-                group, len(t.names), t.parameters, t.types.total(), dict(sorted(t.types.items()))
-            )
-            for group in ORDER
-            if (t := groups.get(group)) is not None
-        ),
+        types=_type_rows(by_type),
+        groups=_group_rows(groups),
         layers=() if model is None else tuple(_layers(model)),
         file_type=_file_type(opened),
-        n_layers=None if config is None else config.n_layers,
-        context_length=None if config is None else config.context_length,
-        n_experts=None if config is None else config.moe.n_experts,
-        n_experts_used=None if config is None else config.moe.n_experts_used,
-        active_bytes_per_token=None if model is None else _active_bytes(model),
+        geometry=None if model is None else _geometry(model),
         provenance=_provenance(opened.metadata),
         note=note,
+    )
+
+
+def _type_rows(by_type: Mapping[str, _Tally]) -> tuple[TypeRow, ...]:
+    rows = (TypeRow(name, len(t.names), t.parameters, t.bytes) for name, t in by_type.items())
+    return tuple(sorted(rows, key=lambda row: (-row.bytes, row.qtype)))
+
+
+def _group_rows(groups: Mapping[str, _Tally]) -> tuple[GroupRow, ...]:
+    return tuple(
+        GroupRow(group, len(t.names), t.parameters, t.bytes, dict(sorted(t.types.items())))
+        for group in ORDER
+        if (t := groups.get(group)) is not None
+    )
+
+
+def _geometry(model: ModelWeights) -> Geometry:
+    config = model.config
+    return Geometry(
+        n_layers=config.n_layers,
+        context_length=config.context_length,
+        n_experts=config.moe.n_experts,
+        n_experts_used=config.moe.n_experts_used,
+        active_bytes_per_token=_active_bytes(model),
     )
 
 
@@ -139,15 +153,15 @@ def _open(path: Path) -> _Opened:
     if path.suffix == SAFETENSORS or holds_safetensors:
         model = open_safetensors(path)
         files = tuple(sorted({entry.path for entry in model.tensors.values()}))
-        return _Opened("safetensors", files, model.tensors, {})
+        return _Opened(CHECKPOINT, files, model.tensors, {})
     file = open_gguf(path)
     return _Opened(f"GGUF version {file.version}", file.shards, file.tensors, file.metadata)
 
 
-def _model(path: Path) -> tuple[ModelWeights | None, str | None]:
+def _model(path: Path, opened: _Opened) -> tuple[ModelWeights | None, str | None]:
     """The model by roles, or why there is none."""
-    if path.suffix == SAFETENSORS:
-        return None, "a file without its config.json"
+    if opened.container == CHECKPOINT and not (path / "config.json").is_file():
+        return None, "no config.json"
     try:
         return open_model(path), None
     except ModelError as error:
@@ -246,9 +260,9 @@ def _main_type(entries: Sequence[TensorEntry]) -> str:
     return min(weights, key=lambda name: (-weights[name], name), default="none")
 
 
-def _architecture(path: Path, opened: _Opened, config: ModelConfig | None) -> str | None:
-    if config is not None:
-        return config.arch
+def _architecture(path: Path, opened: _Opened, model: ModelWeights | None) -> str | None:
+    if model is not None:
+        return model.config.arch
     if (path / "config.json").is_file():
         found = read_json(path / "config.json").get("model_type")
         return None if found is None else str(found)

@@ -53,12 +53,26 @@ class FileType:
 
 
 @dataclass(frozen=True)
+class Geometry:
+    """`active_bytes_per_token` are the weights read to decode one token.
+
+    They are the chosen experts, one row of the embedding and the rows of the n-gram table that
+    the token hashes to, and all other tensors once.
+    """
+
+    n_layers: int
+    context_length: int
+    n_experts: int
+    n_experts_used: int
+    active_bytes_per_token: int
+
+
+@dataclass(frozen=True)
 class Inspection:
     """One model. Bytes: `header_bytes` + `padding_bytes` + those of all `types` = `bytes`.
 
-    `groups`, `layers`, the geometry and `active_bytes_per_token` (weights read to decode one
-    token: the chosen experts, a row of each table, the rest once) need a known architecture;
-    `note` says why they are missing. `parameters` leaves out integer constants.
+    `groups`, `layers` and `geometry` need a complete model of a known architecture; `note` says
+    why they are missing. `parameters` leaves out integer constants.
     """
 
     path: str
@@ -78,11 +92,7 @@ class Inspection:
     groups: tuple[GroupRow, ...]
     layers: tuple[LayerTypes, ...]
     file_type: FileType | None
-    n_layers: int | None
-    context_length: int | None
-    n_experts: int | None
-    n_experts_used: int | None
-    active_bytes_per_token: int | None
+    geometry: Geometry | None
     provenance: dict[str, Any]
     note: str | None
 
@@ -118,12 +128,13 @@ def _summary(found: Inspection) -> str:
     ]
     if found.file_type is not None:
         rows.append(("file type", _file_type(found.file_type)))
-    if found.n_layers is not None:
+    if found.geometry is not None:
+        geometry = found.geometry
         rows += [
-            ("layers", str(found.n_layers)),
-            ("context", f"{found.context_length:,} tokens"),
-            ("experts", f"{found.n_experts_used} of {found.n_experts} used"),
-            ("read per token", f"{found.active_bytes_per_token:,} bytes"),
+            ("layers", str(geometry.n_layers)),
+            ("context", f"{geometry.context_length:,} tokens"),
+            ("experts", f"{geometry.n_experts_used} of {geometry.n_experts} used"),
+            ("read per token", f"{geometry.active_bytes_per_token:,} bytes"),
         ]
     if found.note is not None:
         rows.append(("roles", f"unknown: {found.note}"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib as mpl
@@ -16,9 +17,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter
-from matplotlib.transforms import Bbox
+from matplotlib.transforms import Bbox, BboxBase
 
 from quantkit.containers.atomic import atomic_path
 from quantkit.report.facts import BASE, DONOR, HYBRID, ModelFacts
@@ -28,6 +30,9 @@ SIZE_INCHES = (8.0, 5.0)
 DPI = 150
 ERROR_STANDARD_ERRORS = 2.0
 LINE_POINTS = 200
+LINE_LABEL = "donors mixed"
+INNER_MARGIN, LABEL_MARGIN = 2, 3
+"""Pixels between a label and the frame, and around a label."""
 INK, MUTED, GRID = "#222222", "#767676", "#e4e4e4"
 
 
@@ -65,8 +70,8 @@ def plot_size_kld(models: Sequence[ModelFacts], passed: str, title: str, path: P
         _draw_line(axes, [model for model in models if model.kind == DONOR], per)
         for model in models:
             _draw_model(axes, model, _style(model, passed), per)
-        _dress(axes, title, unit)
-        _label(axes, canvas, models, per)
+        legend = _dress(axes, title, unit)
+        _label(axes, canvas, legend, models, per)
         with atomic_path(path) as temporary:
             figure.savefig(temporary, format="png", dpi=DPI, metadata={"Software": None})
 
@@ -93,30 +98,28 @@ def _draw_line(axes: Axes, donors: Sequence[ModelFacts], per: int) -> None:
     sizes = [model.bytes / per for model in known]
     x = np.union1d(np.linspace(sizes[0], sizes[-1], LINE_POINTS), sizes)
     y = np.interp(x, sizes, [model.mean_kld()[0] for model in known])
-    axes.plot(x, y, color=MUTED, linewidth=1.2, linestyle="--", zorder=1, label="donors mixed")
+    axes.plot(x, y, color=MUTED, linewidth=1.2, linestyle="--", zorder=1, label=LINE_LABEL)
 
 
 def _draw_model(axes: Axes, model: ModelFacts, style: _Style, per: int) -> None:
     mean, error = model.mean_kld()
     _, labels = axes.get_legend_handles_labels()
-    axes.errorbar(
-        model.bytes / per,
+    x, half = model.bytes / per, ERROR_STANDARD_ERRORS * error
+    axes.errorbar(x, mean, half, fmt="none", ecolor=style.color, elinewidth=1.4, capsize=5)
+    axes.plot(
+        x,
         mean,
-        yerr=ERROR_STANDARD_ERRORS * error,
-        fmt=style.marker,
+        style.marker,
         markersize=style.size,
         color=style.color,
         markeredgecolor="white",
         markeredgewidth=0.8,
-        ecolor=style.color,
-        elinewidth=1.4,
-        capsize=3.5,
         zorder=3,
         label=None if style.label in labels else style.label,
     )
 
 
-def _dress(axes: Axes, title: str, unit: str) -> None:
+def _dress(axes: Axes, title: str, unit: str) -> Legend:
     axes.set_yscale("log")
     axes.margins(x=0.12, y=0.16)
     axes.set_title(title, fontsize=11, color=INK, loc="left")
@@ -129,39 +132,41 @@ def _dress(axes: Axes, title: str, unit: str) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(colors=INK)
-    axes.legend(frameon=False, fontsize=9, loc="upper right")
+    return axes.legend(frameon=False, fontsize=9, loc="upper right")
 
 
-def _label(axes: Axes, canvas: FigureCanvasAgg, models: Sequence[ModelFacts], per: int) -> None:
-    """Name every point, where no other name and no marker is in the way."""
+def _label(
+    axes: Axes, canvas: FigureCanvasAgg, legend: Legend, models: Sequence[ModelFacts], per: int
+) -> None:
+    """Name every point, where no other name, no marker and no line is in the way."""
     canvas.draw()
-    legend = axes.get_legend()
     renderer = canvas.get_renderer()
-    taken = [] if legend is None else [legend.get_window_extent(renderer)]
+    inner = axes.bbox.padded(-INNER_MARGIN)
+    taken = [legend.get_window_extent(renderer)]
     taken += [_marker_box(axes, model, per) for model in models]
+    taken += _line_boxes(axes)
     for model in models:
-        best: Annotation | None = None
-        for dx, dy, side in LABEL_PLACES:
-            note = _note(axes, model, per, (dx, dy), side)
-            box = note.get_window_extent(renderer).padded(2)
-            inside = axes.bbox.padded(-2).contains(box.x0, box.y0) and axes.bbox.padded(
-                -2
-            ).contains(box.x1, box.y1)
-            if inside and not any(box.overlaps(other) for other in taken):
-                best = note
-                break
-            note.remove()
-        note = best or _note(axes, model, per, LABEL_PLACES[0][:2], LABEL_PLACES[0][2])
-        taken.append(note.get_window_extent(renderer).padded(2))
+        notes = [_note(axes, model, per, place) for place in LABEL_PLACES]
+        boxes = [note.get_window_extent(renderer).padded(LABEL_MARGIN) for note in notes]
+        free = (i for i, box in enumerate(boxes) if _is_free(box, inner, taken))
+        chosen = next(free, 0)
+        taken.append(boxes[chosen])
+        for i, note in enumerate(notes):
+            if i != chosen:
+                note.remove()
 
 
-def _note(
-    axes: Axes, model: ModelFacts, per: int, offset: tuple[int, int], side: str
-) -> Annotation:
+def _is_free(box: BboxBase, inner: BboxBase, taken: Sequence[BboxBase]) -> bool:
+    inside = inner.contains(*box.min) and inner.contains(*box.max)
+    return inside and not any(box.overlaps(other) for other in taken)
+
+
+def _note(axes: Axes, model: ModelFacts, per: int, place: tuple[int, int, str]) -> Annotation:
+    dx, dy, side = place
     return axes.annotate(
         model.name,
         (model.bytes / per, model.mean_kld()[0]),
-        xytext=offset,
+        xytext=(dx, dy),
         textcoords="offset points",
         ha=side,
         fontsize=9.5,
@@ -177,3 +182,12 @@ def _marker_box(axes: Axes, model: ModelFacts, per: int) -> Bbox:
     _, high = axes.transData.transform((model.bytes / per, mean + half))
     radius = 6 * DPI / 72
     return Bbox.from_extents(x - radius, low - radius, x + radius, high + radius)
+
+
+def _line_boxes(axes: Axes) -> list[Bbox]:
+    """Small boxes along the line of donors, if there is one."""
+    lines = [line for line in axes.get_lines() if line.get_label() == LINE_LABEL]
+    points = [axes.transData.transform(line.get_xydata()) for line in lines]
+    return [
+        Bbox([np.minimum(a, b), np.maximum(a, b)]) for path in points for a, b in pairwise(path)
+    ]

@@ -99,7 +99,7 @@ def _opening(facts: RunFacts) -> str:
         name for name in (s.name for s in facts.sensitivity.sources) if name != facts.models[0].name
     ]
     reference = facts.reference
-    lines = [facts.description.strip()] if facts.description.strip() else []
+    lines = [facts.description.strip(), ""] if facts.description.strip() else []
     lines += [
         f"Hybrids of {facts.model} ({reference.architecture}, {reference.parameters:,} weights): "
         f"whole expert units by byte copy from {_listed(donors)}, everything else from "
@@ -240,7 +240,7 @@ def _criterion_section(facts: RunFacts) -> str:
 def _inputs_section(facts: RunFacts) -> str:
     rows = [[what, f.name, f"{f.bytes:,}", f"`{f.sha256}`"] for what, f in facts.inputs]
     rows += [
-        [f"{model.kind} {model.name}", f.name, f"{f.bytes:,}", f"`{f.sha256}`"]
+        [model.kind, f.name, f"{f.bytes:,}", f"`{f.sha256}`"]
         for model in facts.models
         for f in model.files
     ]

@@ -10,6 +10,7 @@ Row = Sequence[str]
 
 SIGNIFICANT_ERROR_DIGITS = 2
 DIGITS_WITHOUT_ERROR = 4
+MAX_DIGITS = 5
 
 
 def text_table(align: str, head: Row, rows: Iterable[Row]) -> str:
@@ -48,10 +49,11 @@ def size_text(n_bytes: int, per: int) -> str:
 
 
 def with_error(value: float, standard_error: float | None) -> str:
-    """`0.01127 ± 0.00030`: as many digits as the error has, which gets two."""
+    """`0.01127 ± 0.00030`: as many digits as the error has, which gets two, but not more than 5."""
     if standard_error is None or standard_error <= 0:
         return f"{value:.{DIGITS_WITHOUT_ERROR}g}"
-    digits = max(0, SIGNIFICANT_ERROR_DIGITS - 1 - math.floor(math.log10(standard_error)))
+    wanted = SIGNIFICANT_ERROR_DIGITS - 1 - math.floor(math.log10(standard_error))
+    digits = min(max(0, wanted), MAX_DIGITS)
     return f"{value:.{digits}f} ± {standard_error:.{digits}f}"
 
 

@@ -29,6 +29,7 @@ from quantkit.models.layers.moe import shared_expert
 from quantkit.models.layers.ngram import NgramWeights, ngram_inject, ngram_rows
 from quantkit.models.mtp import MtpInputWeights, mtp_input
 from quantkit.models.roles import Role
+from quantkit.models.shapes import Shape, role_shapes
 from quantkit.models.transforms import HF_FORMS
 from quantkit.models.trunk import (
     ATTENTION,
@@ -42,7 +43,7 @@ from quantkit.models.trunk import (
 )
 
 INIT_STD = 0.02
-Shape = tuple[int, ...]
+TABLE_ROWS = 128
 
 
 class Losses(NamedTuple):
@@ -54,60 +55,18 @@ class Losses(NamedTuple):
     indexer: Tensor
 
 
-def role_shapes(c: ModelConfig) -> dict[str, Shape]:
-    """Stored shape of every role."""
-    assert c.hyper
-    assert c.delta_net
-    assert c.indexer
-    assert c.ngram
-    h, streams, rank = c.hidden, c.hyper.n_streams * c.hidden, c.hyper.low_rank
-    g, a, m, i = c.delta_net, c.attention, c.moe, c.indexer
-    keys, values = g.n_key_heads * g.key_dim, g.n_value_heads * g.value_dim
-    queries = a.n_heads * a.head_dim
-    table_rows = -(-(c.ngram.head_offsets[-1] + c.ngram.head_vocab_sizes[-1]) // 128) * 128
-    shapes: dict[str, Shape] = {
-        "token_embd": (c.vocab_size, h),
-        "output": (c.vocab_size, h),
-        "ngram_table": (table_rows, c.ngram.row_dim),
-        "gdn_qkv": (2 * keys + values, h),
-        "gdn_gate": (values, h),
-        "gdn_conv": (2 * keys + values, 1, g.conv_kernel),
-        "gdn_dt_bias": (g.n_value_heads,),
-        "gdn_decay": (g.n_value_heads,),
-        "gdn_beta": (g.n_value_heads, h),
-        "gdn_alpha": (g.n_value_heads, h),
-        "gdn_norm": (g.value_dim,),
-        "gdn_out": (h, values),
-        "attn_q": (2 * queries, h),
-        "attn_k": (a.n_kv_heads * a.head_dim, h),
-        "attn_v": (a.n_kv_heads * a.head_dim, h),
-        "attn_out": (h, queries),
-        "attn_q_norm": (a.head_dim,),
-        "attn_k_norm": (a.head_dim,),
-        "indexer_q": (i.n_heads * i.head_dim, h),
-        "indexer_k": (i.head_dim, h),
-        "indexer_q_norm": (i.head_dim,),
-        "indexer_k_norm": (i.head_dim,),
-        "router": (m.n_experts, h),
-        "experts_gate": (m.n_experts, m.inner, h),
-        "experts_up": (m.n_experts, m.inner, h),
-        "experts_down": (m.n_experts, h, m.inner),
-        "shared_gate_row": (1, h),
-        "shared_gate": (m.shared_inner, h),
-        "shared_up": (m.shared_inner, h),
-        "shared_down": (h, m.shared_inner),
-        "ngram_key": (streams, h),
-        "ngram_value": (h, h),
-        "ngram_norm_key": (streams,),
-        "ngram_norm_query": (streams,),
-        "ngram_norm_conv": (streams,),
-        "ngram_conv": (streams, 1, c.ngram.conv_kernel),
-    }
-    for name in ("output_hc", "hc_attn", "hc_ffn"):
-        shapes[f"{name}_norm"] = (streams,)
-        shapes[f"{name}_down"] = (rank, streams)
-        shapes[f"{name}_up"] = (streams, rank)
-        shapes[f"{name}_inject"] = (c.hyper.n_streams, streams)
+def stored_shapes(c: ModelConfig) -> dict[str, Shape]:
+    """Shape of every role as transformers stores it: convolutions have a unit axis in the middle.
+
+    The n-gram table is padded to whole blocks of rows, as `make_ngram_vocab_size_divisible_by`
+    asks for.
+    """
+    shapes = role_shapes(c)
+    for role in ("gdn_conv", "ngram_conv"):
+        channels, kernel = shapes[role]
+        shapes[role] = (channels, 1, kernel)
+    rows, width = shapes["ngram_table"]
+    shapes["ngram_table"] = (-(-rows // TABLE_ROWS) * TABLE_ROWS, width)
     return shapes
 
 
@@ -132,7 +91,7 @@ class Block(nn.Module):
 
     def __init__(self, found: tuple[Role, ...], c: ModelConfig) -> None:
         super().__init__()
-        shapes = role_shapes(c)
+        shapes = stored_shapes(c)
         self.forms = {role.name: HF_FORMS[role.hf_form] for role in found}
         self.stored = nn.ParameterDict(
             {r.name: nn.Parameter(initial_value(r, shapes[r.name], c)) for r in found}

@@ -71,11 +71,11 @@ class Ran:
     steps: list[str]
 
 
-def run_in(folder: Path, recipe: Path) -> Ran:
+def run_in(folder: Path, recipe: Path, meter: str = "quantkit") -> Ran:
     """Run a recipe with `folder` as the current folder."""
     stderr = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stderr(stderr):
-        result = run_recipe(load_recipe(recipe), device="cpu")
+        result = run_recipe(load_recipe(recipe), device="cpu", meter=meter)
     finished = [line for line in stderr.getvalue().splitlines() if line.startswith("[")]
     steps = [line.partition("] ")[2] for line in finished]
     return Ran(result, [step for step in steps if ":" not in step])

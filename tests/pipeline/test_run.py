@@ -12,7 +12,8 @@ from quantkit.artifacts.provenance import Provenance
 from quantkit.artifacts.selection import Selection
 from quantkit.artifacts.store import load
 from quantkit.containers.gguf import open_gguf
-from quantkit.errors import ContainerError, RecipeError, SelectionError
+from quantkit.errors import ContainerError, PeerError, RecipeError, SelectionError
+from quantkit.gate.meter_llamacpp import find_llama_perplexity
 from quantkit.pipeline import load_recipe, plan_recipe, run_recipe
 from quantkit.pipeline.criterion import CriterionRecord
 from quantkit.pipeline.workspace import Workspace
@@ -157,6 +158,23 @@ def test_two_runs_in_one_folder_are_refused(copied: ShortRun) -> None:
 def test_an_unknown_meter_is_refused(shared: ShortRun) -> None:
     with pytest.raises(RecipeError, match="unknown meter"):
         run_recipe(load_recipe(shared.recipe), device="cpu", meter="ruler")
+
+
+@pytest.mark.peer
+def test_llamacpp_measures_anew_and_nothing_else(copied: ShortRun) -> None:
+    try:
+        find_llama_perplexity()
+    except PeerError:
+        pytest.skip("llama-perplexity is not installed")
+    ran = run_in(copied.folder, copied.recipe, meter="llama.cpp")
+    kinds = {step.split()[0] for step in ran.steps}
+    assert kinds == {"reference", "gate", "kld", "report"}
+    assert ran.result.exit_code == 0
+    for ours, theirs in zip(copied.result.facts.models, ran.result.facts.models, strict=True):
+        for role, statistics in ours.statistics.items():
+            # Between two engines single tokens change experts; over 252 tokens that shows.
+            other = theirs.statistics[role].kld_mean
+            assert statistics.kld_mean == pytest.approx(other, rel=0.25, abs=2e-3)
 
 
 def test_given_files_are_used_as_they_are(shared: ShortRun, tmp_path: Path) -> None:

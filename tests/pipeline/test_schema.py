@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import pytest
 from quantkit.errors import RecipeError, TextError
 from quantkit.gate.criterion import Criterion
 from quantkit.pipeline import load_recipe
+from quantkit.pipeline.schema import parse_recipe
 from tests.pipeline.short import document, write_recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -93,6 +97,17 @@ def test_a_recipe_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> No
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(RecipeError, match="cannot read the recipe"):
         load_recipe(tmp_path / "binary.yaml")
+
+
+def test_the_recipes_of_the_repository_follow_the_schema() -> None:
+    for path in RECIPES.glob("*.yaml"):
+        recipe = load_recipe(path)
+        assert recipe.name == path.stem
+        assert all(text.is_file() for text in recipe.gate_texts.values())
+        # What a recipe does not say it leaves to defaults that may change: so it says all bars.
+        assert recipe.fields.gate.bars == recipe.criterion.bars()
+    blocks = re.findall(r"```yaml\n(.*?)```", (RECIPES / "README.md").read_text(), re.DOTALL)
+    assert [parse_recipe(block, RECIPES / "README.md").base for block in blocks] == ["ud-iq4_xs"]
 
 
 def test_defaults_are_those_of_the_stages(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Annotation
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import LogFormatter
 from matplotlib.transforms import Bbox, BboxBase
 
 from quantkit.containers.atomic import atomic_path
@@ -57,6 +57,13 @@ LABEL_PLACES = (
     (16, -32, "left"), (-16, -32, "right"), (0, 36, "center"), (0, -44, "center"),
 )  # fmt: skip
 """Offsets from a marker in points, and the alignment there; the first free one is taken."""
+
+
+class _Decimals(LogFormatter):
+    """Chooses which ticks of a logarithmic axis have room for a label; writes 0.02, not 2e-2."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
 
 
 def plot_size_kld(models: Sequence[ModelFacts], passed: str, title: str, path: Path) -> None:
@@ -125,7 +132,8 @@ def _dress(axes: Axes, title: str, unit: str) -> Legend:
     axes.set_title(title, fontsize=11, color=INK, loc="left")
     axes.set_xlabel(f"file size, {unit}", color=INK)
     axes.set_ylabel("mean KLD to the unquantized model, nats/token", color=INK)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(_Decimals())
+    axes.yaxis.set_minor_formatter(_Decimals(minor_thresholds=(1.5, 0.5)))
     axes.grid(True, which="major", color=GRID, linewidth=0.8)
     axes.grid(True, which="minor", axis="y", color=GRID, linewidth=0.4)
     axes.set_axisbelow(True)

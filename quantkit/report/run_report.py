@@ -35,30 +35,40 @@ BAR_MEANINGS = {
 
 
 def run_table(facts: RunFacts) -> str:
-    """The table as plain text, one row a model."""
-    head, rows = _table(facts)
-    return text_table("ll" + "r" * (len(head) - 3) + "l", head, rows)
+    """The table as plain text, one row a model; top-1 shares of all texts in one column."""
+    return text_table(*_table(facts, [_ALL_TOP1]))
 
 
-def _table(facts: RunFacts) -> tuple[list[str], list[list[str]]]:
+def _markdown_results(facts: RunFacts) -> str:
+    roles = facts.models[0].statistics
+    return markdown_table(*_table(facts, [((role,), ROLE_NAMES[role]) for role in roles]))
+
+
+_ALL_TOP1 = ((), "same texts")
+_Top1Columns = Sequence[tuple[Sequence[str], str]]
+"""Columns of top-1 agreement: their roles (none is all), and what the head says of them."""
+
+
+def _table(facts: RunFacts, top1: _Top1Columns) -> tuple[str, list[str], list[list[str]]]:
+    """Alignment, head and rows."""
     unit, per = size_unit(model.bytes for model in facts.models)
-    roles = list(facts.models[0].statistics)
     head = ["file", "kind", unit, "bpw"]
-    head += [f"KLD {ROLE_NAMES[role]}" for role in roles]
-    head += [f"top-1 % {ROLE_NAMES[role]}" for role in roles]
-    rows = [_row(facts, model, per) for model in facts.models]
-    return [*head, "verdict"], rows
+    head += [f"KLD {ROLE_NAMES[role]}" for role in facts.models[0].statistics]
+    head += [f"top-1 %, {name}" for _, name in top1]
+    rows = [_row(facts, model, per, top1) for model in facts.models]
+    return "ll" + "r" * (len(head) - 2) + "l", [*head, "verdict"], rows
 
 
-def _row(facts: RunFacts, model: ModelFacts, per: int) -> list[str]:
-    found = model.statistics.values()
+def _row(facts: RunFacts, model: ModelFacts, per: int, top1: _Top1Columns) -> list[str]:
+    found = model.statistics
+    shares = {role: percent(s.top1_agreement) for role, s in found.items()}
     return [
         model.name,
         model.kind,
         size_text(model.bytes, per),
         f"{model.inspection.bpw:.3f}",
-        *(with_error(s.kld_mean, _error(facts, s)) for s in found),
-        *(percent(s.top1_agreement) for s in found),
+        *(with_error(s.kld_mean, _error(facts, s)) for s in found.values()),
+        *("  ".join(shares[role] for role in roles or shares) for roles, _ in top1),
         _verdict(facts, model),
     ]
 
@@ -119,12 +129,11 @@ def _saving(facts: RunFacts, model: ModelFacts) -> str:
 
 
 def _results(facts: RunFacts, plot_name: str) -> str:
-    head, rows = _table(facts)
     kind = facts.bars["standard_error"]
     return "\n\n".join(
         [
             "## Results",
-            markdown_table("ll" + "r" * (len(head) - 3) + "l", head, rows),
+            _markdown_results(facts),
             f"KLD in nats a token, ± one standard error over {kind}; bpw over the whole file's "
             "weights. "
             f"Measured by {_meter(facts)} on {_tokens(facts)}.",

@@ -23,9 +23,6 @@ from torch import Tensor
 import quantkit
 from quantkit.artifacts.schema import Scalar
 from quantkit.artifacts.store import FileId
-from quantkit.containers.gguf import open_gguf
-from quantkit.containers.hashing import file_bytes, sha256_file
-from quantkit.containers.safetensors import open_safetensors
 from quantkit.errors import TextError
 from quantkit.gate.kld import score_log_probs
 from quantkit.gate.logits_file import LogitsFile, LogitsWriter, logits_writer, open_logits_file
@@ -34,6 +31,7 @@ from quantkit.gate.records import Recorder, TokenRecords, load_records, save_rec
 from quantkit.runtime import sweep
 from quantkit.runtime.texts import Chunks, read_chunks
 from quantkit.weights import ModelWeights, open_model
+from quantkit.weights.identity import file_id, model_files
 from quantkit.weights.tokenizer import load_tokenizer
 
 
@@ -251,29 +249,8 @@ class CachedMeter:
         return self.folder / f"{text.stem}-{digest}.{kind}"
 
 
-_known: dict[tuple[Path, int, int], str] = {}
-
-
-def _sha256(path: Path) -> str:
-    """Hash of a file, remembered in this process as long as size and time stay the same."""
-    status = path.stat()
-    key = (path.resolve(), status.st_size, status.st_mtime_ns)
-    if key not in _known:
-        _known[key] = sha256_file(path)
-    return _known[key]
-
-
-def model_files(model: Path) -> tuple[FileId, ...]:
-    """Identity of a model: every shard of a GGUF, or every tensor file of a checkpoint."""
-    if (model / "config.json").is_file():
-        paths = sorted({entry.path for entry in open_safetensors(model).tensors.values()})
-    else:
-        paths = list(open_gguf(model).shards)
-    return tuple(FileId(path.name, _sha256(path), file_bytes(path)) for path in paths)
-
-
 def text_file(text: Path) -> FileId:
     """Identity of a text; TextError if there is none."""
     if not text.is_file():
         raise TextError("no such text", file=text, hint="check the path, or build it with calib")
-    return FileId(text.name, _sha256(text), file_bytes(text))
+    return file_id(text)

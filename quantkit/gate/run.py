@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from quantkit.artifacts.gate import ROLES, GateModel, GateReport, GateText
 from quantkit.artifacts.kld import KldStatistics
-from quantkit.artifacts.machine import describe_machine
 from quantkit.errors import RecipeError
 from quantkit.gate.criterion import Criterion
 from quantkit.gate.judge import build_report
-from quantkit.gate.meters import CachedMeter, Meter, model_files, text_file
+from quantkit.gate.meters import CachedMeter, Meter, text_file
 from quantkit.gate.statistics import paired_difference, summarise
+from quantkit.runtime.machine import this_machine
+from quantkit.weights.identity import model_files
 
 
 def gate(
@@ -58,7 +57,7 @@ def gate(
         reference=GateModel(reference.stem, model_files(reference)),
         meter=meter.name,
         settings=meter.settings(),
-        machine=describe_machine([], {"torch": str(torch.__version__)}),
+        machine=this_machine(),
     )
 
 

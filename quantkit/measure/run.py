@@ -8,10 +8,7 @@ from pathlib import Path
 import torch
 
 from quantkit.artifacts.sensitivity import PART_UNITS, Sensitivity, Source
-from quantkit.artifacts.store import FileId
 from quantkit.containers.gguf import GGUFFile, open_gguf
-from quantkit.containers.hashing import file_bytes, sha256_file
-from quantkit.containers.safetensors import open_safetensors
 from quantkit.errors import TextError
 from quantkit.measure import sizes
 from quantkit.measure.donor import check_geometry
@@ -19,6 +16,7 @@ from quantkit.measure.errors import BLOCK_TOKENS, DonorErrors
 from quantkit.runtime import sweep
 from quantkit.runtime.texts import Chunks, read_chunks
 from quantkit.weights import ModelWeights, open_model
+from quantkit.weights.identity import model_files
 from quantkit.weights.tokenizer import load_tokenizer
 
 MIN_TOKENS = 4096
@@ -56,7 +54,7 @@ def measure(
     swappable = sizes.expert_tensor_names(n_layers)
     return Sensitivity(
         architecture=model.config.arch,
-        reference=file_ids(_reference_files(reference)),
+        reference=model_files(reference),
         texts=tuple(text.file for text in chunks),
         parameters={
             "context": context,
@@ -78,7 +76,7 @@ def _source(name: str, file: GGUFFile, observer: DonorErrors, model: ModelWeight
         sizes.source_layer(file, layer, observer.found[name][layer])
         for layer in range(model.config.n_layers)
     )
-    return Source(name, file_ids(file.shards), layers)
+    return Source(name, model_files(file.path), layers)
 
 
 def _captured(
@@ -102,15 +100,3 @@ def _captured(
             hint="give longer texts, or raise --tokens",
         )
     return found
-
-
-def _reference_files(reference: Path) -> Sequence[Path]:
-    if (reference / "config.json").is_file():
-        entries = open_safetensors(reference).tensors.values()
-        return sorted({entry.path for entry in entries})
-    return open_gguf(reference).shards
-
-
-def file_ids(paths: Sequence[Path]) -> tuple[FileId, ...]:
-    """Identities of files."""
-    return tuple(FileId(path.name, sha256_file(path), file_bytes(path)) for path in paths)

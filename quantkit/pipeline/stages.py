@@ -8,22 +8,23 @@ from pathlib import Path
 import torch
 
 from quantkit.artifacts.kld import TextKld
-from quantkit.artifacts.machine import describe_machine
 from quantkit.artifacts.selection import Selection
 from quantkit.artifacts.sensitivity import Sensitivity
 from quantkit.artifacts.store import load_with_id, save
 from quantkit.containers.gguf import open_gguf
 from quantkit.gate.criterion import Criterion
-from quantkit.gate.meters import CachedMeter, Meter, model_files, text_file
+from quantkit.gate.meters import CachedMeter, Meter, text_file
 from quantkit.gate.run import gate, measure_kld
 from quantkit.measure import measure
 from quantkit.pipeline.criterion import CriterionRecord
 from quantkit.pipeline.schema import MeasureSettings
 from quantkit.quantize import convert_checkpoint
 from quantkit.quantize.encode import Rule, encode_gguf
+from quantkit.runtime.machine import this_machine
 from quantkit.select import select
 from quantkit.splice import plan_from_selection, write_splice
 from quantkit.splice.write import PROVENANCE_SUFFIX
+from quantkit.weights.identity import model_files
 
 LOG_PROBS = "*.logits"
 """How the meters name the reference's log-probabilities in the cache."""
@@ -140,7 +141,7 @@ def score_model(
                 meter=meter.name,
                 settings=meter.settings(),
                 statistics=found[role],
-                machine=describe_machine([], {"torch": str(torch.__version__)}),
+                machine=this_machine(),
             ),
             path,
         )

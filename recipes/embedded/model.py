@@ -161,14 +161,18 @@ def attention_with_indexer(
 class EmbeddedModel(nn.Module):
     """Trunk and MTP head; `forward` gives the losses of a batch of windows.
 
-    In training mode what a block writes into the residual is dropped out with `dropout`, and a
-    token's n-gram rows all together with `ngram_dropout`: the table is what memorises first.
+    In training mode what a token mixer writes into the residual is dropped out with
+    `mixer_dropout`, and a token's n-gram rows all together with `ngram_dropout`: the table is what
+    memorises first. What the experts write is left alone: dropout there trains a robustness to
+    just the error that quantized experts make.
     """
 
-    def __init__(self, c: ModelConfig, *, dropout: float = 0.0, ngram_dropout: float = 0.0) -> None:
+    def __init__(
+        self, c: ModelConfig, *, mixer_dropout: float = 0.0, ngram_dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.c = c
-        self.dropout, self.ngram_dropout = dropout, ngram_dropout
+        self.mixer_dropout, self.ngram_dropout = mixer_dropout, ngram_dropout
         self.top = Block(arch.model_roles(c), c)
         self.layers = nn.ModuleList(Block(arch.layer_roles(c, i), c) for i in range(c.n_layers))
         mtp_layer = c.mixers.index(Mixer.ATTENTION)
@@ -204,11 +208,11 @@ class EmbeddedModel(nn.Module):
         else:
             y = mix_tokens(x, layer, w, c)
         assert write is not None
-        state = write_streams(state, F.dropout(y, self.dropout, self.training), write)
+        state = write_streams(state, F.dropout(y, self.mixer_dropout, self.training), write)
         x, write = read_streams(state, hyper_weights(w, "hc_ffn"), n_streams, eps)
         flat = x.flatten(0, 1)
         y, balance = dense_experts(flat, w, c)
-        y = F.dropout(y + shared_expert(flat, shared_weights(w)), self.dropout, self.training)
+        y = y + shared_expert(flat, shared_weights(w))
         assert write is not None
         return write_streams(state, y.view_as(x), write), balance, indexer_loss
 

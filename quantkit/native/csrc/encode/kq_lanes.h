@@ -1,0 +1,74 @@
+// Lanes for the K-quant search: lane s of a vector is sub-block s of a super-block.
+//
+// Lanes never mix, so the width (4, 8 or 16) changes the speed and not one bit of the result.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace qk {
+namespace QK_VARIANT {
+namespace kq {
+
+#if defined(__AVX512F__)
+constexpr int kMaxLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kMaxLanes = 8;
+#else
+constexpr int kMaxLanes = 4;
+#endif
+
+template <int kLanes>
+struct Lanes {
+    typedef float F __attribute__((vector_size(4 * kLanes)));
+};
+
+template <class F>
+inline F load(const float* p) {
+    F v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+template <class F>
+inline void store(float* p, F v) {
+    std::memcpy(p, &v, sizeof v);
+}
+
+template <class F>
+inline F splat(float v) {
+    return v - F{};
+}
+
+template <class F>
+inline F lower(F a, F b) {
+    return a < b ? a : b;
+}
+
+template <class F>
+inline F higher(F a, F b) {
+    return a > b ? a : b;
+}
+
+// Nearest integer (ties to even) of |v| < 2^22: the sum's last place is 1.
+template <class F>
+inline F nearest(F v) {
+    return (v + 12582912.0f) - 12582912.0f;
+}
+
+template <class F>
+inline F nearest_in(F v, F lo, F hi) {
+    return nearest<F>(lower<F>(higher<F>(v, lo), hi));
+}
+
+// 1 / v, and 0 where v is 0: a sub-block of scale 0 has all codes 0.
+template <class F>
+inline F inverse(F v) {
+    const F zero = splat<F>(0.0f);
+    const F one = splat<F>(1.0f);
+    return v == zero ? zero : one / (v == zero ? one : v);
+}
+
+}  // namespace kq
+}  // namespace QK_VARIANT
+}  // namespace qk

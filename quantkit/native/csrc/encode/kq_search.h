@@ -1,0 +1,379 @@
+// The search shared by Q2_K ... Q6_K: codes, sub-scales and super-scales of one super-block.
+//
+// A super-block of 256 values holds kSubBlocks sub-blocks. A value decodes to
+//     d * scale[s] * code - dmin * min[s]
+// with fp16 d and dmin, and integer scale, min and code (types without a min have dmin = 0).
+// The search minimises sum w (x - decoded)^2 in three steps:
+//   1. for each sub-block, the best real-valued (step, offset) over a table of first guesses,
+//      each turned into codes and then into the least-squares line through those codes;
+//   2. the fp16 super-scale whose integer multiples lie closest to those steps (and offsets);
+//   3. in turns: neighbouring integers of every sub-block by true error, and d, dmin from the
+//      2x2 normal equations of the whole super-block, as long as the true error falls.
+#pragma once
+
+#include "kq_half.h"
+#include "kq_lanes.h"
+
+namespace qk {
+namespace QK_VARIANT {
+namespace kq {
+
+constexpr int kSuper = 256;
+
+// What a type allows: codes [kLo, kHi], scales [kScaleLo, kScaleHi], mins [0, kMinHi].
+template <int kSub_, int kLo_, int kHi_, int kScaleLo_, int kScaleHi_, int kMinHi_>
+struct Params {
+    static constexpr int kSub = kSub_;
+    static constexpr int kSubBlocks = kSuper / kSub_;
+    static constexpr int kLo = kLo_, kHi = kHi_;
+    static constexpr int kScaleLo = kScaleLo_, kScaleHi = kScaleHi_;
+    static constexpr int kMinHi = kMinHi_;
+    static constexpr bool kAffine = kMinHi_ > 0;
+    static constexpr int kLanes = kSubBlocks < kMaxLanes ? kSubBlocks : kMaxLanes;
+    using F = typename Lanes<kLanes>::F;
+};
+
+// One super-block, lane-transposed, values scaled by a power of two and centred by sub-block.
+template <class P>
+struct Block {
+    alignas(64) float x[kSuper];  // [element][sub-block], minus mean
+    alignas(64) float w[kSuper];
+    alignas(64) float mean[P::kSubBlocks];  // weighted; 0 for types without a min
+    alignas(64) float low[P::kSubBlocks], high[P::kSubBlocks];  // extremes of x
+    alignas(64) float sum_w[P::kSubBlocks], sum_wx[P::kSubBlocks];
+    float unit;  // 2^e: true value = unit * (x + mean)
+};
+
+// The real-valued optimum of each sub-block and the curvature of its error.
+template <class P>
+struct Optimum {
+    alignas(64) float step[P::kSubBlocks], offset[P::kSubBlocks];
+    alignas(64) float sum_q[P::kSubBlocks], sum_qq[P::kSubBlocks];
+};
+
+// A candidate encoding without its codes, which follow from it.
+template <class P>
+struct Choice {
+    alignas(64) float scale[P::kSubBlocks], min[P::kSubBlocks];
+    Half d, dmin;
+    float error;
+};
+
+template <class F>
+struct Moments {
+    F q, qq, xq;  // sum w q, sum w q^2, sum w x q
+};
+
+template <class F>
+struct Line {
+    F step, offset, gain;  // gain: by how much it lowers sum w x^2
+};
+
+template <class P, class F>
+inline Moments<F> moments(const Block<P>& block, int lane, F offset, F inverse_step) {
+    const F lo = splat<F>(P::kLo), hi = splat<F>(P::kHi);
+    Moments<F> m = {};
+    for (int i = lane; i < kSuper; i += P::kSubBlocks) {
+        const F x = load<F>(block.x + i);
+        const F q = nearest_in<F>((x - offset) * inverse_step, lo, hi);
+        const F wq = load<F>(block.w + i) * q;
+        m.q += wq;
+        m.qq += wq * q;
+        m.xq += wq * x;
+    }
+    return m;
+}
+
+template <class P, class F>
+inline F true_error(const Block<P>& block, int lane, F step, F offset) {
+    const F lo = splat<F>(P::kLo), hi = splat<F>(P::kHi);
+    const F inverse_step = inverse<F>(step);
+    F error = {};
+    for (int i = lane; i < kSuper; i += P::kSubBlocks) {
+        const F x = load<F>(block.x + i) - offset;
+        const F miss = x - step * nearest_in<F>(x * inverse_step, lo, hi);
+        error += load<F>(block.w + i) * miss * miss;
+    }
+    return error;
+}
+
+// Least squares through fixed codes; the offset may not exceed -mean (mins are not negative).
+template <class P, class F>
+inline Line<F> fit_line(const Block<P>& block, int lane, const Moments<F>& m) {
+    const F zero = splat<F>(0.0f);
+    const F sw = load<F>(block.sum_w + lane), sx = load<F>(block.sum_wx + lane);
+    Line<F> line;
+    if constexpr (P::kAffine) {
+        const F top = -load<F>(block.mean + lane);
+        const F det = sw * m.qq - m.q * m.q;
+        line.step = (sw * m.xq - sx * m.q) * inverse<F>(det);
+        line.offset = (sx - line.step * m.q) / sw;
+        const auto bound = line.offset > top;
+        line.offset = bound ? top : line.offset;
+        line.step = bound ? (m.xq - top * m.q) * inverse<F>(m.qq) : line.step;
+        const auto flat = line.step <= zero;
+        line.step = flat ? zero : line.step;
+        line.offset = flat ? lower<F>(sx / sw, top) : line.offset;
+        line.gain = line.step * (m.xq + m.xq - line.step * m.qq - 2.0f * line.offset * m.q) +
+                    line.offset * (sx + sx - line.offset * sw);
+    } else {
+        line.step = m.xq * inverse<F>(m.qq);
+        line.offset = zero;
+        line.gain = line.step * m.xq;
+    }
+    return line;
+}
+
+template <class P, class F>
+struct Best {
+    Line<F> line;
+    Moments<F> m;
+
+    void offer(const Line<F>& other, const Moments<F>& om) {
+        const auto take = other.gain > line.gain;
+        line.step = take ? other.step : line.step;
+        line.offset = take ? other.offset : line.offset;
+        line.gain = take ? other.gain : line.gain;
+        m.q = take ? om.q : m.q;
+        m.qq = take ? om.qq : m.qq;
+    }
+};
+
+// Step 1, types with a min: the first guesses cut a little off both ends of the range.
+template <class P, class F>
+inline void guess_affine(const Block<P>& block, int lane, Best<P, F>& best) {
+    const F low = load<F>(block.low + lane);
+    const F range = load<F>(block.high + lane) - low;
+    const F per_range = inverse<F>(range);
+    for (int i = 0; i < P::kCuts; ++i) {
+        for (int j = 0; j < P::kCuts; ++j) {
+            const float cut = i * P::kCut / P::kHi, keep = 1.0f - (i + j) * P::kCut / P::kHi;
+            const Moments<F> m =
+                moments<P, F>(block, lane, low + range * cut, per_range * (P::kHi / keep));
+            best.offer(fit_line<P, F>(block, lane, m), m);
+        }
+    }
+}
+
+// Step 1, types without: the first guesses give the value farthest from 0 a code near either end.
+template <class P, class F>
+inline void guess_symmetric(const Block<P>& block, int lane, Best<P, F>& best) {
+    const F low = load<F>(block.low + lane), high = load<F>(block.high + lane);
+    const F per_extreme = inverse<F>(-low > high ? low : high);
+    for (int sign = 0; sign < 2; ++sign) {
+        const float end = sign ? P::kLo : P::kHi;
+        for (int i = 0; i < P::kCuts; ++i) {
+            const float code = (float)end + (sign ? -1.0f : 1.0f) * (i * P::kCut + P::kFirstCut);
+            const Moments<F> m =
+                moments<P, F>(block, lane, splat<F>(0.0f), per_extreme * code);
+            best.offer(fit_line<P, F>(block, lane, m), m);
+        }
+    }
+}
+
+template <class P>
+inline void fit_sub_blocks(const Block<P>& block, Optimum<P>& out) {
+    using F = typename P::F;
+    for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
+        Best<P, F> best = {};
+        best.line.gain = splat<F>(-1e30f);
+        if constexpr (P::kAffine) {
+            guess_affine<P, F>(block, lane, best);
+        } else {
+            guess_symmetric<P, F>(block, lane, best);
+        }
+        for (int turn = 0; turn < P::kLloyd; ++turn) {
+            const Moments<F> m =
+                moments<P, F>(block, lane, best.line.offset, inverse<F>(best.line.step));
+            best.offer(fit_line<P, F>(block, lane, m), m);
+        }
+        store(out.step + lane, best.line.step);
+        store(out.offset + lane, best.line.offset);
+        store(out.sum_q + lane, best.m.q);
+        store(out.sum_qq + lane, best.m.qq);
+    }
+}
+
+// Sum over sub-blocks as a fixed tree, the same at every vector width.
+template <int kCount>
+inline float tree_sum(const float* values) {
+    float sums[kCount];
+    std::memcpy(sums, values, sizeof sums);
+    for (int half = kCount / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+    }
+    return sums[0];
+}
+
+// Sum of curve * (target - unit * nearest multiple)^2.
+template <class P>
+inline float multiple_error(const float* target, const float* curve, float unit, float lo,
+                            float hi) {
+    using F = typename P::F;
+    const F per_unit = splat<F>(unit == 0.0f ? 0.0f : 1.0f / unit);
+    alignas(64) float errors[P::kSubBlocks];
+    for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
+        const F t = load<F>(target + lane);
+        const F miss = t - unit * nearest_in<F>(t * per_unit, splat<F>(lo), splat<F>(hi));
+        store<F>(errors + lane, load<F>(curve + lane) * miss * miss);
+    }
+    return tree_sum<P::kSubBlocks>(errors);
+}
+
+// Step 2: the fp16 unit whose multiples lo..hi are nearest to the targets. The target farthest
+// from 0 gets each of the multiples tried.
+template <class P>
+inline Half pick_unit(const float* target, const float* curve, int lo, int hi, float scale) {
+    float extreme = 0.0f;
+    for (int s = 0; s < P::kSubBlocks; ++s) {
+        if (std::fabs(target[s]) > std::fabs(extreme)) extreme = target[s];
+    }
+    Half best = {0, 0.0f};
+    float best_error = multiple_error<P>(target, curve, 0.0f, lo, hi);
+    const auto offer = [&](float multiple) {
+        const Half unit = half_of(extreme / multiple, scale);
+        const float error = multiple_error<P>(target, curve, unit.value, lo, hi);
+        if (error < best_error) best = unit, best_error = error;
+    };
+    for (int i = 0; i < P::kUnits; ++i) {
+        if (hi - i * P::kUnitStep > 0) offer(hi - i * P::kUnitStep);
+        if (lo + i * P::kUnitStep < 0) offer(lo + i * P::kUnitStep);
+    }
+    offer(1.0f);
+    return best;
+}
+
+// Scales and mins nearest to the optimum under the super-scales d and dmin.
+template <class P>
+inline void snap(const Block<P>& block, const Optimum<P>& fit, Choice<P>& choice) {
+    using F = typename P::F;
+    const F per_d = inverse<F>(splat<F>(choice.d.value));
+    const F per_min = inverse<F>(splat<F>(choice.dmin.value));
+    for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
+        const F step = load<F>(fit.step + lane);
+        const F scale = nearest_in<F>(step * per_d, splat<F>(P::kScaleLo), splat<F>(P::kScaleHi));
+        store(choice.scale + lane, scale);
+        const F shift = (step - choice.d.value * scale) * load<F>(fit.sum_q + lane) /
+                        load<F>(block.sum_w + lane);
+        const F level = load<F>(fit.offset + lane) + shift + load<F>(block.mean + lane);
+        const F min = nearest_in<F>(-level * per_min, splat<F>(0.0f), splat<F>(P::kMinHi));
+        store(choice.min + lane, min);
+    }
+}
+
+template <class P>
+inline float choice_error(const Block<P>& block, const Choice<P>& choice) {
+    using F = typename P::F;
+    alignas(64) float errors[P::kSubBlocks];
+    for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
+        const F offset = -choice.dmin.value * load<F>(choice.min + lane) -
+                         load<F>(block.mean + lane);
+        store<F>(errors + lane,
+                 true_error<P, F>(block, lane, choice.d.value * load<F>(choice.scale + lane),
+                                  offset));
+    }
+    return tree_sum<P::kSubBlocks>(errors);
+}
+
+// Step 3a: each sub-block takes the best by true error of its neighbouring integers.
+template <class P>
+inline void try_neighbours(const Block<P>& block, Choice<P>& choice) {
+    using F = typename P::F;
+    const float d = choice.d.value, dmin = choice.dmin.value;
+    const F per_min = inverse<F>(splat<F>(dmin)), min_hi = splat<F>(P::kMinHi);
+    alignas(64) float errors[P::kSubBlocks];
+    for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
+        const F mean = load<F>(block.mean + lane);
+        const F scale = load<F>(choice.scale + lane), min = load<F>(choice.min + lane);
+        F best_scale = scale, best_min = min;
+        F best = true_error<P, F>(block, lane, d * scale, -dmin * min - mean);
+        const auto offer = [&](F s, F m) {
+            const F error = true_error<P, F>(block, lane, d * s, -dmin * m - mean);
+            const auto take = error < best;
+            best = take ? error : best;
+            best_scale = take ? s : best_scale;
+            best_min = take ? m : best_min;
+        };
+        Moments<F> sums;
+        if constexpr (P::kAffine) {
+            sums = moments<P, F>(block, lane, -dmin * min - mean, inverse<F>(d * scale));
+        }
+        for (int i = -P::kReach; i <= P::kReach; ++i) {
+            const F s = lower<F>(higher<F>(scale + (float)i, splat<F>(P::kScaleLo)),
+                                 splat<F>(P::kScaleHi));
+            if constexpr (P::kAffine) {
+                const F level = (load<F>(block.sum_wx + lane) - d * s * sums.q) /
+                                    load<F>(block.sum_w + lane) + mean;
+                const F m = nearest_in<F>(-level * per_min, splat<F>(0.0f), min_hi);
+                for (int j = -P::kMinReach; j <= P::kMinReach; ++j) {
+                    offer(s, lower<F>(higher<F>(m + (float)j, splat<F>(0.0f)), min_hi));
+                }
+            } else {
+                offer(s, min);
+            }
+        }
+        store(choice.scale + lane, best_scale);
+        store(choice.min + lane, best_min);
+        store(errors + lane, best);
+    }
+    choice.error = tree_sum<P::kSubBlocks>(errors);
+}
+
+// Step 3b: d and dmin by least squares for the present codes, scales and mins.
+template <class P>
+inline void refit_units(const Block<P>& block, Choice<P>& choice) {
+    using F = typename P::F;
+    alignas(64) float terms[5][P::kSubBlocks];
+    for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
+        const F mean = load<F>(block.mean + lane);
+        const F s = load<F>(choice.scale + lane), n = -load<F>(choice.min + lane);
+        const Moments<F> m = moments<P, F>(block, lane, choice.dmin.value * n - mean,
+                                           inverse<F>(choice.d.value * s));
+        const F sw = load<F>(block.sum_w + lane);
+        store<F>(terms[0] + lane, s * s * m.qq);
+        store<F>(terms[1] + lane, s * n * m.q);
+        store<F>(terms[2] + lane, n * n * sw);
+        store<F>(terms[3] + lane, s * (m.xq + mean * m.q));
+        store<F>(terms[4] + lane, n * (load<F>(block.sum_wx + lane) + mean * sw));
+    }
+    float sums[5];
+    for (int i = 0; i < 5; ++i) sums[i] = tree_sum<P::kSubBlocks>(terms[i]);
+    const float det = sums[0] * sums[2] - sums[1] * sums[1];
+    if (sums[0] > 0.0f && det > 1e-6f * sums[0] * sums[2]) {
+        choice.d = half_of((sums[3] * sums[2] - sums[4] * sums[1]) / det, block.unit);
+        choice.dmin = half_of((sums[0] * sums[4] - sums[1] * sums[3]) / det, block.unit);
+    } else if (sums[0] > 0.0f) {
+        choice.d = half_of((sums[3] - sums[1] * choice.dmin.value) / sums[0], block.unit);
+    } else if (sums[2] > 0.0f) {
+        choice.dmin = half_of(sums[4] / sums[2], block.unit);
+    }
+}
+
+template <class P>
+inline void search(const Block<P>& block, Choice<P>& best) {
+    Optimum<P> fit;
+    fit_sub_blocks<P>(block, fit);
+    alignas(64) float curve[P::kSubBlocks], level[P::kSubBlocks];
+    for (int s = 0; s < P::kSubBlocks; ++s) {
+        curve[s] = fit.sum_qq[s] - fit.sum_q[s] * fit.sum_q[s] / block.sum_w[s] * P::kAffine;
+        level[s] = -(fit.offset[s] + block.mean[s]);
+    }
+    best.d = pick_unit<P>(fit.step, curve, P::kScaleLo, P::kScaleHi, block.unit);
+    best.dmin = Half{0, 0.0f};
+    if constexpr (P::kAffine) {
+        best.dmin = pick_unit<P>(level, block.sum_w, 0, P::kMinHi, block.unit);
+    }
+    snap<P>(block, fit, best);
+    try_neighbours<P>(block, best);
+    for (int turn = 0; turn < P::kTurns; ++turn) {
+        Choice<P> next = best;
+        refit_units<P>(block, next);
+        try_neighbours<P>(block, next);
+        if (!(next.error < best.error)) break;
+        best = next;
+    }
+}
+
+}  // namespace kq
+}  // namespace QK_VARIANT
+}  // namespace qk

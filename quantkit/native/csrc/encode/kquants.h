@@ -1,0 +1,170 @@
+// Row encoders for Q2_K, Q3_K, Q4_K, Q5_K and Q6_K. Layouts: ggml-common.h of llama.cpp.
+#pragma once
+
+#include "kq_pack.h"
+#include "kq_search.h"
+
+namespace qk {
+namespace QK_VARIANT {
+namespace kq {
+
+// Importance below this share of the super-block's largest counts as this share: the error of
+// such values weighs nothing, and no sub-block is left without an optimum.
+constexpr float kLeastImportance = 0x1p-24f;
+// No type holds a magnitude between 0 and 2^-24; what is nearer to 0 becomes 0.
+constexpr int kLeastExponent = -25;
+
+inline float max_magnitude(const float* v) {
+    float top = 0.0f;
+    for (int i = 0; i < kSuper; ++i) {
+        const float a = std::fabs(v[i]);
+        top = a > top ? a : top;
+    }
+    return top;
+}
+
+// Fills all but the moments of the values; false when every value rounds to 0.
+template <class P>
+inline bool load_block(const float* x, const float* w, Block<P>& block) {
+    const float top = max_magnitude(x), top_w = max_magnitude(w);
+    if (top == 0.0f || exponent_of(top) < kLeastExponent) return false;
+    block.unit = power_of_two(exponent_of(top));
+    const float scale = 1.0f / block.unit;
+    const float scale_w = power_of_two(-exponent_of(top_w));
+    for (int s = 0; s < P::kSubBlocks; ++s) {
+        for (int i = 0; i < P::kSub; ++i) {
+            const float wi = top_w == 0.0f ? 1.0f : w[s * P::kSub + i] * scale_w;
+            block.x[i * P::kSubBlocks + s] = x[s * P::kSub + i] * scale;
+            block.w[i * P::kSubBlocks + s] = wi > kLeastImportance ? wi : kLeastImportance;
+        }
+    }
+    return true;
+}
+
+template <class P>
+inline void centre_block(Block<P>& block) {
+    using F = typename P::F;
+    for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
+        F sw = {}, sx = {}, mean = {}, low = load<F>(block.x + lane), high = low;
+        for (int i = lane; i < kSuper; i += P::kSubBlocks) {
+            const F x = load<F>(block.x + i), w = load<F>(block.w + i);
+            low = lower<F>(low, x);
+            high = higher<F>(high, x);
+            sw += w;
+            sx += w * x;
+        }
+        if constexpr (P::kAffine) {
+            mean = sx / sw;
+            sx = F{};
+            for (int i = lane; i < kSuper; i += P::kSubBlocks) {
+                const F x = load<F>(block.x + i) - mean;
+                store<F>(block.x + i, x);
+                sx += load<F>(block.w + i) * x;
+            }
+            low = lower<F>(low, F{});
+        }
+        store(block.mean + lane, mean);
+        store<F>(block.low + lane, low - mean);
+        store<F>(block.high + lane, high - mean);
+        store(block.sum_w + lane, sw);
+        store(block.sum_wx + lane, sx);
+    }
+}
+
+// Codes of the choice, from 0, in the order of the values.
+template <class P>
+inline void write_codes(const Block<P>& block, const Choice<P>& choice, Encoded& out) {
+    for (int s = 0; s < P::kSubBlocks; ++s) {
+        const float step = choice.d.value * choice.scale[s];
+        const float offset = -choice.dmin.value * choice.min[s] - block.mean[s];
+        const float inverse_step = step == 0.0f ? 0.0f : 1.0f / step;
+        for (int i = 0; i < P::kSub; ++i) {
+            float v = (block.x[i * P::kSubBlocks + s] - offset) * inverse_step;
+            v = v > P::kLo ? v : P::kLo;
+            v = v < P::kHi ? v : P::kHi;
+            out.codes[s * P::kSub + i] = uint8_t(int(nearest(v)) - P::kLo);
+        }
+        out.scales[s] = int8_t(choice.scale[s]);
+        out.mins[s] = uint8_t(choice.min[s]);
+    }
+    out.d = choice.d.bits;
+    out.dmin = choice.dmin.bits;
+}
+
+template <class P>
+inline void encode_row(const float* x, const float* w, uint8_t* out, int64_t n) {
+    Block<P> block;
+    Choice<P> choice;
+    for (int64_t i = 0; i < n; i += kSuper, out += P::kBytes) {
+        Encoded encoded = {};
+        if (load_block<P>(x + i, w + i, block)) {
+            centre_block<P>(block);
+            search<P>(block, choice);
+            write_codes<P>(block, choice, encoded);
+        }
+        P::pack(encoded, out);
+    }
+}
+
+// kCuts, kCut, kFirstCut: the table of first guesses; kLloyd: turns of codes and line after it;
+// kUnits, kUnitStep: multiples tried for a super-scale; kReach, kMinReach: neighbours tried;
+// kTurns: turns of the joint refinement. The counts were chosen by measured error and time.
+struct Q2K : Params<16, 0, 3, 0, 15, 15> {
+    static constexpr int kBytes = 84, kCuts = 6, kLloyd = 2;
+    static constexpr float kCut = 0.2f, kFirstCut = 0.0f;
+    static constexpr int kUnits = 8, kUnitStep = 1, kReach = 1, kMinReach = 1, kTurns = 3;
+    static void pack(const Encoded& e, uint8_t* out) { pack_q2_k(e, out); }
+};
+
+struct Q3K : Params<16, -4, 3, -32, 31, 0> {
+    static constexpr int kBytes = 110, kCuts = 12, kLloyd = 2;
+    static constexpr float kCut = 0.15f, kFirstCut = -0.9f;
+    static constexpr int kUnits = 12, kUnitStep = 1, kReach = 1, kMinReach = 0, kTurns = 3;
+    static void pack(const Encoded& e, uint8_t* out) { pack_q3_k(e, out); }
+};
+
+struct Q4K : Params<32, 0, 15, 0, 63, 63> {
+    static constexpr int kBytes = 144, kCuts = 5, kLloyd = 2;
+    static constexpr float kCut = 0.35f, kFirstCut = 0.0f;
+    static constexpr int kUnits = 16, kUnitStep = 1, kReach = 1, kMinReach = 1, kTurns = 3;
+    static void pack(const Encoded& e, uint8_t* out) { pack_q4_k(e, out); }
+};
+
+struct Q5K : Params<32, 0, 31, 0, 63, 63> {
+    static constexpr int kBytes = 176, kCuts = 5, kLloyd = 2;
+    static constexpr float kCut = 0.35f, kFirstCut = 0.0f;
+    static constexpr int kUnits = 16, kUnitStep = 1, kReach = 1, kMinReach = 1, kTurns = 3;
+    static void pack(const Encoded& e, uint8_t* out) { pack_q5_k(e, out); }
+};
+
+struct Q6K : Params<16, -32, 31, -128, 127, 0> {
+    static constexpr int kBytes = 210, kCuts = 8, kLloyd = 1;
+    static constexpr float kCut = 0.2f, kFirstCut = -0.7f;
+    static constexpr int kUnits = 8, kUnitStep = 1, kReach = 1, kMinReach = 0, kTurns = 2;
+    static void pack(const Encoded& e, uint8_t* out) { pack_q6_k(e, out); }
+};
+
+}  // namespace kq
+
+inline void encode_row_q2_k(const float* x, const float* w, uint8_t* out, int64_t n) {
+    kq::encode_row<kq::Q2K>(x, w, out, n);
+}
+
+inline void encode_row_q3_k(const float* x, const float* w, uint8_t* out, int64_t n) {
+    kq::encode_row<kq::Q3K>(x, w, out, n);
+}
+
+inline void encode_row_q4_k(const float* x, const float* w, uint8_t* out, int64_t n) {
+    kq::encode_row<kq::Q4K>(x, w, out, n);
+}
+
+inline void encode_row_q5_k(const float* x, const float* w, uint8_t* out, int64_t n) {
+    kq::encode_row<kq::Q5K>(x, w, out, n);
+}
+
+inline void encode_row_q6_k(const float* x, const float* w, uint8_t* out, int64_t n) {
+    kq::encode_row<kq::Q6K>(x, w, out, n);
+}
+
+}  // namespace QK_VARIANT
+}  // namespace qk

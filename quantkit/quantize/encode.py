@@ -1,193 +1,169 @@
-"""GGUF to GGUF by rules: `pattern=type`, first match wins, the rest is copied byte for byte.
-
-Encoding goes expert by expert and in blocks of rows, so that memory does not grow with the model.
-"""
+"""`quantize`: a GGUF or a checkpoint to a GGUF by rules; the rest is copied byte for byte."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
-from quantkit import codecs
-from quantkit.containers.base import TensorEntry, TensorSpec
-from quantkit.containers.gguf import (
-    GGUFFile,
-    ValueType,
-    gguf_file_bytes,
-    open_gguf,
-    pack_kv,
-    write_gguf,
+from quantkit.artifacts.store import FileId
+from quantkit.containers.base import TensorSpec
+from quantkit.containers.gguf import gguf_file_bytes, write_gguf
+from quantkit.containers.hashing import file_bytes
+from quantkit.containers.imatrix import MeanSquares, read_importance
+from quantkit.containers.writing import refuse_inputs
+from quantkit.progress import Progress
+from quantkit.quantize.keys import FILE_TYPE_KEY, quantized_pairs
+from quantkit.quantize.plan import (
+    DEFAULTS,
+    FILE_TYPES,
+    Encoding,
+    Options,
+    Plan,
+    file_type,
+    plan_encoding,
 )
-from quantkit.containers.gguf.values import key_of
-from quantkit.errors import QuantkitError
-from quantkit.models.arch import ARCHITECTURES
-from quantkit.qtypes import QTYPES, QType, by_name, fallback_for_row
-from quantkit.weights.handle import decode_rows, naming
+from quantkit.quantize.rules import Rule, is_kept_float
+from quantkit.quantize.source import open_source
+from quantkit.quantize.stream import Tally, TensorError, encoded
+from quantkit.weights.identity import file_id
 
-FILE_TYPE_KEY = "general.file_type"
-FILE_TYPES = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
-    "Q3_K": 12, "Q4_K": 15, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23,
-    "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32,
-    "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39, "Q1_0": 40, "Q2_0": 41,
-}  # fmt: skip
-"""llama.cpp's `general.file_type` for a file that mostly has one type."""
-CHUNK_ELEMENTS = 1 << 22
-KEPT_FLOAT = {
-    role.gguf
-    for arch in ARCHITECTURES
-    for group in (arch.layer_roles, arch.attention_roles, arch.delta_net_roles, arch.ngram_roles)
-    for role in group
-    if role.float32
-}
+__all__ = [
+    "FILE_TYPES",
+    "FILE_TYPE_KEY",
+    "Encoding",
+    "Options",
+    "Plan",
+    "Quantized",
+    "Rule",
+    "encode_gguf",
+    "encoded_bytes",
+    "file_type",
+    "is_kept_float",
+    "make_plan",
+    "plan_bytes",
+]
 
-
-@dataclass(frozen=True)
-class Rule:
-    """Tensors whose whole name matches `pattern` (a regular expression) become `qtype`."""
-
-    pattern: re.Pattern[str]
-    qtype: QType
-
-    @classmethod
-    def parse(cls, text: str) -> Rule:
-        """Read `pattern=type`; QuantkitError for a broken pattern or a type we cannot write."""
-        pattern, separator, name = text.rpartition("=")
-        if not separator or not pattern:
-            raise QuantkitError(
-                "not a rule", value=text, rule="pattern=TYPE", hint=r"'.*_exps\.weight=IQ4_NL'"
-            )
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            raise QuantkitError(
-                "the pattern of a rule is not a regular expression", value=pattern, rule=str(error)
-            ) from error
-        qtype = by_name(name)
-        if not codecs.can_encode(qtype):
-            writable = ", ".join(q.name for q in QTYPES if codecs.can_encode(q))
-            raise QuantkitError(
-                "a type that we cannot write", value=name, rule=f"one of {writable}"
-            )
-        return cls(compiled, qtype)
+HASH_PLACEHOLDER = "0" * 64
 
 
 @dataclass(frozen=True)
-class Encoding:
-    """What becomes of one tensor; `wanted` differs from `qtype` where rows do not fit."""
+class Quantized:
+    """What was written: files, the plan behind them, and per encoded tensor what it cost.
 
-    entry: TensorEntry
-    qtype: QType
-    wanted: QType | None
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether the bytes stay as they are."""
-        return self.qtype == self.entry.qtype
-
-
-def is_kept_float(name: str) -> bool:
-    """Whether llama.cpp needs this tensor in F32 (routers, convolutions) whatever the rules say."""
-    return re.sub(r"^blk\.\d+\.", "", name) in KEPT_FLOAT
-
-
-def plan_encoding(file: GGUFFile, rules: Sequence[Rule]) -> list[Encoding]:
-    """The final type of every tensor; vectors and kept floats keep theirs.
-
-    Raises QuantkitError for a rule that no tensor is left for.
+    `cold` has the experts without importance of their own, by encoded tensor.
     """
-    used: set[int] = set()
-    plan = []
-    for entry in file.tensors.values():
-        number = next(
-            (i for i, rule in enumerate(rules) if rule.pattern.fullmatch(entry.name)), None
-        )
-        if number is None or len(entry.shape) < 2 or is_kept_float(entry.name):
-            plan.append(Encoding(entry, entry.qtype, None))
-            continue
-        used.add(number)
-        wanted = rules[number].qtype
-        plan.append(Encoding(entry, _fitting(entry, wanted), wanted))
-    unused = [rule.pattern.pattern for i, rule in enumerate(rules) if i not in used]
-    if unused:
-        raise QuantkitError(
-            "a rule that no tensor is left for",
-            file=file.path,
-            value=unused[0],
-            rule="patterns match whole tensor names; the first rule that matches wins",
-            hint="correct the pattern, or put the more special rule first",
-        )
-    return plan
+
+    paths: tuple[Path, ...]
+    plan: Plan
+    errors: dict[str, TensorError]
+    cold: dict[str, tuple[int, ...]]
 
 
-def _fitting(entry: TensorEntry, wanted: QType) -> QType:
-    """`wanted`, or what llama-quantize takes for such rows, unless that saves nothing."""
-    with naming(entry):
-        found = fallback_for_row(wanted, entry.shape[-1])
-    if found != wanted and found.nbytes(prod(entry.shape)) >= entry.nbytes:
-        return entry.qtype
-    return found
+def make_plan(
+    source: Path,
+    rules: Sequence[Rule],
+    *,
+    importance: Path | None = None,
+    options: Options = DEFAULTS,
+    name: str | None = None,
+) -> Plan:
+    """What `encode_gguf` would do; reads headers and the importance file."""
+    found = None if importance is None else read_importance(importance)
+    return plan_encoding(open_source(source, name), rules, found, options)
 
 
-def encode_gguf(source: Path, out: Path, rules: Sequence[Rule]) -> list[Encoding]:
-    """Write `source` to `out` with the types that `rules` give; returns what became of each."""
-    file = open_gguf(source)
-    plan = plan_encoding(file, rules)
-    label = f"quantize {out.name}"
-    write_gguf(out, _metadata(file, plan), _specs(plan), progress_label=label)
-    return plan
+def encode_gguf(
+    source: Path,
+    out: Path,
+    rules: Sequence[Rule],
+    *,
+    importance: Path | None = None,
+    options: Options = DEFAULTS,
+    name: str | None = None,
+    n_threads: int | None = None,
+) -> Quantized:
+    """Write `source` (a GGUF or a checkpoint) to `out` with the types that `rules` give.
+
+    Tensors keep their order, and those that keep their type their bytes. `importance` is a file
+    as `capture` or llama-imatrix writes it; `name` is general.name of what a checkpoint becomes;
+    `n_threads` changes the speed and not one byte, default: all processors. Raises what
+    `plan_encoding` raises, and FormatError for weights that are not finite.
+    """
+    plan = make_plan(source, rules, importance=importance, options=options, name=name)
+    refuse_inputs([out], [*plan.source.files, *([importance] if importance else [])])
+    n_threads = n_threads or available_cores()
+    tallies: dict[str, Tally] = {}
+    cold: dict[str, tuple[int, ...]] = {}
+    with ThreadPoolExecutor(n_threads) as pool:
+
+        def pieces(e: Encoding) -> Iterator[memoryview]:
+            means = _means(plan, e)
+            tally = tallies[e.entry.name] = Tally(means is not None)
+            if means and means.cold:
+                cold[e.entry.name] = means.cold
+            return encoded(e, means, tally, pool, n_threads)
+
+        identity = None if importance is None else file_id(importance)
+        pairs = quantized_pairs(plan, rules, _source_files(plan), identity)
+        label = f"quantize {out.name}"
+        paths = write_gguf(out, pairs, _specs(plan, pieces), progress_label=label)
+    errors = {name: tally.error() for name, tally in tallies.items()}
+    return Quantized(tuple(paths), plan, errors, cold)
+
+
+def available_cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def encoded_bytes(source: Path, rules: Sequence[Rule]) -> int:
     """Exact size of what `encode_gguf` would write; encodes nothing."""
-    file = open_gguf(source)
-    plan = plan_encoding(file, rules)
-    return gguf_file_bytes(_metadata(file, plan), _specs(plan))
+    return plan_bytes(make_plan(source, rules), rules)
 
 
-def _specs(plan: Sequence[Encoding]) -> list[TensorSpec]:
+def plan_bytes(plan: Plan, rules: Sequence[Rule]) -> int:
+    """Exact size of what a plan would write; hashes nothing."""
+    importance = plan.importance.path if plan.importance else None
+    pairs = quantized_pairs(
+        plan,
+        rules,
+        [_unhashed(path) for path in plan.source.files],
+        None if importance is None else _unhashed(importance),
+    )
+    return gguf_file_bytes(pairs, _specs(plan, lambda e: iter(())))
+
+
+def _unhashed(path: Path) -> FileId:
+    return FileId(path.name, HASH_PLACEHOLDER, 0)
+
+
+def _source_files(plan: Plan) -> list[FileId]:
+    """Identities of the source's files; of none where everything is copied anyway."""
+    if all(e.is_copy for e in plan.encodings):
+        return []
+    files = plan.source.files
+    found = []
+    with Progress("hash source", sum(map(file_bytes, files))) as progress:
+        for path in files:
+            found.append(file_id(path))
+            progress.step(found[-1].bytes)
+    return found
+
+
+def _means(plan: Plan, e: Encoding) -> MeanSquares | None:
+    if plan.importance is None:
+        return None
+    return plan.importance.mean_squares(e.entry.name, e.entry.shape)
+
+
+def _specs(plan: Plan, pieces: Callable[[Encoding], Iterator[memoryview]]) -> list[TensorSpec]:
     return [
-        TensorSpec(
-            e.entry.name,
-            e.entry.shape,
-            e.qtype,
-            e.entry.byte_range if e.is_copy else _encoder(e),
-        )
-        for e in plan
+        e.entry.spec
+        if e.is_copy
+        else TensorSpec(e.entry.name, e.entry.shape, e.qtype, partial(pieces, e))
+        for e in plan.encodings
     ]
-
-
-def _metadata(file: GGUFFile, plan: Sequence[Encoding]) -> list[bytes]:
-    own = pack_kv(FILE_TYPE_KEY, ValueType.UINT32, file_type(plan))
-    return [own if key_of(raw) == FILE_TYPE_KEY else raw for raw in file.metadata.carried()]
-
-
-def file_type(plan: Sequence[Encoding]) -> int:
-    """llama.cpp's number of the type that holds the most weights."""
-    weights: Counter[str] = Counter()
-    for e in plan:
-        if len(e.entry.shape) >= 2:
-            weights[e.qtype.name] += prod(e.entry.shape)
-    ranked = sorted(weights, key=lambda name: (-weights[name], name))
-    return next((FILE_TYPES[name] for name in ranked if name in FILE_TYPES), 0)
-
-
-def _encoder(e: Encoding) -> Callable[[], Iterator[memoryview]]:
-    rows, columns = prod(e.entry.shape[:-1]), e.entry.shape[-1]
-    step = max(1, CHUNK_ELEMENTS // columns)
-
-    def encoded() -> Iterator[memoryview]:
-        for start in range(0, rows, step):
-            count = min(step, rows - start)
-            values = decode_rows(e.entry, start, count, (count, columns))
-            with naming(e.entry):
-                data = codecs.encode(e.qtype, values)["data"]
-            yield np.ascontiguousarray(data).data
-
-    return encoded

@@ -14,7 +14,8 @@ from quantkit.containers.gguf import GGUFFile, ValueType, open_gguf, pack_kv, wr
 from quantkit.errors import FormatError, QuantkitError
 from quantkit.qtypes import by_name
 from quantkit.quantize import encode
-from quantkit.quantize.encode import Rule, encode_gguf, encoded_bytes, is_kept_float, plan_encoding
+from quantkit.quantize import source as source_module
+from quantkit.quantize.encode import Rule, encode_gguf, encoded_bytes, is_kept_float, make_plan
 from quantkit.weights import open_model
 from tests.tiny import Zoo, relative_error, sample_tokens, sweep_logits
 
@@ -22,8 +23,8 @@ EXPERTS = r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight"
 
 
 def types(file: GGUFFile, *rules: str) -> dict[str, str]:
-    plan = plan_encoding(file, [Rule.parse(rule) for rule in rules])
-    return {e.entry.name: e.qtype.name for e in plan}
+    plan = make_plan(file.path, [Rule.parse(rule) for rule in rules])
+    return {e.entry.name: e.qtype.name for e in plan.encodings}
 
 
 @pytest.fixture
@@ -111,10 +112,10 @@ def digest(entry: TensorEntry) -> str:
 
 
 def test_untouched_tensors_and_keys_are_copied(file: GGUFFile, tmp_path: Path) -> None:
-    plan = encode_gguf(file.path, tmp_path / "out.gguf", [Rule.parse(f"{EXPERTS}=IQ4_NL")])
+    done = encode_gguf(file.path, tmp_path / "out.gguf", [Rule.parse(f"{EXPERTS}=IQ4_NL")])
     out = open_gguf(tmp_path / "out.gguf")
     assert list(out.tensors) == list(file.tensors)
-    touched = {e.entry.name for e in plan if not e.is_copy}
+    touched = {e.entry.name for e in done.plan.encodings if not e.is_copy}
     assert len(touched) == 12
     for name, entry in file.tensors.items():
         if name not in touched:
@@ -137,7 +138,7 @@ def test_encoded_values_are_the_codecs(
     file: GGUFFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Block of rows by block of rows, with the same bytes as all at once."""
-    monkeypatch.setattr(encode, "CHUNK_ELEMENTS", 1000)
+    monkeypatch.setattr(source_module, "CHUNK_ELEMENTS", 1000)
     encode_gguf(file.path, tmp_path / "out.gguf", [Rule.parse(f"{EXPERTS}=Q4_0")])
     name = "blk.2.ffn_down_exps.weight"
     source, found = file.tensors[name], open_gguf(tmp_path / "out.gguf").tensors[name]
@@ -165,13 +166,20 @@ def test_shards_become_one_file(zoo: Zoo, tmp_path: Path) -> None:
     rules = [Rule.parse(f"{EXPERTS}=Q8_0")]
     encode_gguf(shards[0], tmp_path / "a.gguf", rules)
     encode_gguf(whole, tmp_path / "b.gguf", rules)
-    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    a, b = (open_gguf(tmp_path / f"{name}.gguf") for name in "ab")
+    assert {n: digest(e) for n, e in a.tensors.items()} == {
+        n: digest(e) for n, e in b.tensors.items()
+    }
+    assert a.metadata["quantkit.source.files"] == [path.name for path in shards]
+    assert b.metadata["quantkit.source.files"] == [whole.name]
 
 
 def test_label_is_the_type_of_most_weights(file: GGUFFile) -> None:
-    plan = plan_encoding(file, [Rule.parse(f"{EXPERTS}=MXFP4"), Rule.parse(".*=Q8_0")])
-    assert encode.file_type(plan) == 38
-    assert encode.file_type(plan_encoding(file, [Rule.parse("output\\.weight=Q8_0")])) == 32
+    def label(*rules: str) -> int:
+        return encode.file_type(make_plan(file.path, [*map(Rule.parse, rules)]).encodings)
+
+    assert label(f"{EXPERTS}=MXFP4", ".*=Q8_0") == 38
+    assert label("output\\.weight=Q8_0") == 32
 
 
 def test_file_types_are_llamacpps() -> None:

@@ -1,0 +1,66 @@
+// Row encoders for Q1_0 and Q2_0. Layouts: ggml-common.h of llama.cpp.
+#pragma once
+
+#include "search.h"
+
+namespace qk {
+namespace QK_VARIANT {
+namespace lowbit {
+
+struct Q2_0 : Fitted<Q2_0> {
+    using Levels = Integers<-1, 2, 1>;
+    static constexpr int kElements = 64, kBytes = 18, kTurns = 1;
+    static constexpr float kGuesses[] = {2.0f,  2.7f,  3.4f,  4.3f, -2.0f,  -2.7f,  -3.4f,  -4.3f};
+    // Four consecutive elements to a byte, the first lowest.
+    static void pack(const uint8_t* __restrict codes, uint8_t* __restrict out) {
+        for (int byte = 0; byte < 16; ++byte) {
+            const uint8_t* four = codes + 4 * byte;
+            out[byte] = uint8_t(four[0] | four[1] << 2 | four[2] << 4 | four[3] << 6);
+        }
+    }
+};
+
+// Sixteen partial sums, added as a tree.
+inline float tree_sum(float* sums) {
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+    }
+    return sums[0];
+}
+
+// Half d | a bit for each of 128 elements: d where set, else -d. The best d for the signs is the
+// weighted mean magnitude.
+inline void encode_q1_0(const float* x, const float* w, uint8_t* out) {
+    float top = 0.0f;
+    for (int i = 0; i < 128; ++i) top = w[i] > top ? w[i] : top;
+    const float scale = inverse_power<kq::Lanes<4>::F, Wide<4>::I>(splat<kq::Lanes<4>::F>(top))[0];
+    alignas(64) float total[16] = {}, mass[16] = {};
+    for (int i = 0; i < 128; i += 16) {
+        for (int k = 0; k < 16; ++k) {
+            float weight = w[i + k] * scale;
+            weight = weight > kLeastWeight ? weight : kLeastWeight;
+            total[k] += weight * float_of_bits(bits_of_float(x[i + k]) & 0x7FFFFFFFu);
+            mass[k] += weight;
+        }
+    }
+    const float mean = tree_sum(total) / tree_sum(mass);
+    put_half(out, round_to_half<kq::Lanes<4>::F, Wide<4>::I>(splat<kq::Lanes<4>::F>(mean))[0]);
+    for (int byte = 0; byte < 16; ++byte) {
+        unsigned bits = 0;
+        for (int j = 0; j < 8; ++j) bits |= unsigned(x[8 * byte + j] >= 0.0f) << j;
+        out[2 + byte] = uint8_t(bits);
+    }
+}
+
+}  // namespace lowbit
+
+inline void encode_row_q1_0(const float* x, const float* w, uint8_t* out, int64_t n) {
+    for (int64_t i = 0; i < n; i += 128, out += 18) lowbit::encode_q1_0(x + i, w + i, out);
+}
+
+inline void encode_row_q2_0(const float* x, const float* w, uint8_t* out, int64_t n) {
+    encode_scaled<lowbit::Q2_0>(x, w, out, n);
+}
+
+}  // namespace QK_VARIANT
+}  // namespace qk

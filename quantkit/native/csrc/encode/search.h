@@ -1,0 +1,207 @@
+// The search for a block's scale, over level sets and lists of first guesses.
+//
+// For a given scale the best codes are the nearest levels, and for given codes the best scale is
+// a quotient of two sums. The error between is rugged, so a list of first guesses is tried: guess
+// l stores the block's largest element at level l; negative l turn the level set round.
+#pragma once
+
+#include "../formats/levels.h"
+#include "sums.h"
+
+namespace qk {
+namespace QK_VARIANT {
+
+// Consecutive integers; the code is the level as a two's complement byte, plus kZero.
+template <int kLo, int kHi, int kZero_>
+struct Integers {
+    static constexpr int kZero = kZero_;
+    template <class F>
+    static F clip(F t) {
+        return lower<F>(higher<F>(t, splat<F>(kLo)), splat<F>(kHi));
+    }
+    template <class F, class I>
+    static F nearest(F t) {
+        return kq::nearest<F>(clip<F>(t));
+    }
+    template <class F, class I>
+    static I codes(F t) {
+        // The sum's low byte is the integer.
+        return ((I)(clip<F>(t) + 12582912.0f) + kZero) & 0xFF;
+    }
+};
+
+// The 16 levels of IQ4_NL and IQ4_XS, by comparison with the midpoints between them.
+struct Iq4Levels {
+    static constexpr float midpoint(int k) {
+        return 0.5f * float(kLevelsIq4[k] + kLevelsIq4[k + 1]);
+    }
+    template <class F, class I>
+    static F nearest(F t) {
+        F level = splat<F>(kLevelsIq4[0]);
+        for (int k = 0; k < 15; ++k) {
+            const float gap = float(kLevelsIq4[k + 1] - kLevelsIq4[k]);
+            level = t > splat<F>(midpoint(k)) ? level + gap : level;
+        }
+        return level;
+    }
+    template <class F, class I>
+    static I codes(F t) {
+        I code = {};
+        for (int k = 0; k < 15; ++k) code -= (I)(t > splat<F>(midpoint(k)));
+        return code;
+    }
+};
+
+// The doubled magnitudes of e2m1, for t >= 0: 0, 1, 2, 3, 4, 6, 8, 12. Ties go to even codes.
+struct E2m1Levels {
+    template <class F>
+    static F spacing(F t) {
+        const F coarse = t >= splat<F>(8.0f) ? splat<F>(4.0f) : splat<F>(2.0f);
+        return t >= splat<F>(4.0f) ? coarse : splat<F>(1.0f);
+    }
+    template <class F, class I>
+    static F nearest(F t) {
+        t = lower<F>(t, splat<F>(12.0f));
+        const F round = spacing<F>(t) * 12582912.0f;
+        return (t + round) - round;
+    }
+    template <class F, class I>
+    static I codes(F t) {
+        const F level = nearest<F, I>(t);
+        const F step = spacing<F>(level);
+        const F code = step == splat<F>(4.0f)   ? level * 0.25f + 4.0f
+                       : step == splat<F>(2.0f) ? level * 0.5f + 2.0f
+                                                : level;
+        return (I)(code + 12582912.0f) & 0xFF;
+    }
+};
+
+template <class F>
+struct Fit {
+    F scale, gain;  // gain: by how much the scale lowers sum w x^2
+    F curve;        // sum w level^2, half the second derivative of the error
+};
+
+// Codes at 1 / scale, then the least-squares scale through them.
+template <class Levels, class T>
+inline Fit<typename T::F> fit_scale(const T& tile, typename T::F inverse_scale) {
+    using F = typename T::F;
+    F xq = {}, qq = {};
+    for (int i = 0; i < T::kElements; ++i) {
+        const F x = tile.values(i);
+        const F q = Levels::template nearest<F, typename T::I>(x * inverse_scale);
+        const F wq = tile.weights(i) * q;
+        qq += wq * q;
+        xq += wq * x;
+    }
+    Fit<F> fit;
+    fit.scale = xq * inverse<F>(qq);
+    fit.gain = fit.scale * xq;
+    fit.curve = qq;
+    return fit;
+}
+
+template <class F>
+inline void keep_better(Fit<F>& best, const Fit<F>& other) {
+    const auto take = other.gain > best.gain;
+    best.scale = take ? other.scale : best.scale;
+    best.gain = take ? other.gain : best.gain;
+    best.curve = take ? other.curve : best.curve;
+}
+
+// The best real-valued scale of each block: every guess, then turns of codes and scale.
+template <class Type, class T>
+inline Fit<typename T::F> search_fit(const T& tile, typename T::F extreme) {
+    using F = typename T::F;
+    using Levels = typename Type::Levels;
+    const F per_extreme = inverse<F>(extreme);
+    Fit<F> best = {};
+    for (const float guess : Type::kGuesses) {
+        keep_better<F>(best, fit_scale<Levels>(tile, per_extreme * guess));
+    }
+    for (int turn = 0; turn < Type::kTurns; ++turn) {
+        keep_better<F>(best, fit_scale<Levels>(tile, inverse<F>(best.scale)));
+    }
+    return best;
+}
+
+// sum w (x - scale * nearest level)^2.
+template <class Levels, class T>
+inline typename T::F error_at(const T& tile, typename T::F scale) {
+    using F = typename T::F;
+    const F inverse_scale = inverse<F>(scale);
+    F error = {};
+    for (int i = 0; i < T::kElements; ++i) {
+        const F x = tile.values(i);
+        const F miss = x - scale * Levels::template nearest<F, typename T::I>(x * inverse_scale);
+        error += tile.weights(i) * miss * miss;
+    }
+    return error;
+}
+
+// As stored: rounded to binary16, where a block that can be told from zero keeps some scale.
+template <class F, class I>
+inline F stored_scale(F scale, F extreme) {
+    const F half = round_to_half<F, I>(scale);
+    const F least = (F)(((I)extreme & (int32_t)0x80000000) | (I)splat<F>(0x1p-24f));
+    const auto lost = half == splat<F>(0.0f);
+    const auto visible = magnitude<F, I>(extreme) > splat<F>(0x1p-25f);
+    return (lost & visible) ? least : half;
+}
+
+// A type whose scale is found by search_fit.
+template <class Type>
+struct Fitted {
+    template <class T>
+    static typename T::F scale(const T& tile, typename T::F extreme) {
+        const auto fit = search_fit<Type>(tile, extreme);
+        return stored_scale<typename T::F, typename T::I>(fit.scale, extreme);
+    }
+};
+
+// The code of every element: bytes[block][element].
+template <class Levels, class T>
+inline void write_codes(const T& tile, typename T::F scale, uint8_t* __restrict bytes) {
+    using F = typename T::F;
+    using I = typename T::I;
+    const F inverse_scale = inverse<F>(scale);
+    for (int i = 0; i < T::kElements; ++i) {
+        int32_t codes[T::kLanes];
+        const I wide = Levels::template codes<F, I>(tile.values(i) * inverse_scale);
+        std::memcpy(codes, &wide, sizeof codes);
+        for (int b = 0; b < T::kLanes; ++b) bytes[b * T::kElements + i] = uint8_t(codes[b]);
+    }
+}
+
+// Encodes tiles of blocks with one scale: half, then packed codes.
+template <class Type>
+struct ScaledStep {
+    const float* x;
+    const float* w;
+    uint8_t* out;
+
+    template <int kLanes>
+    void run(int64_t first, int n_blocks) const {
+        using T = Tile<Type::kElements, kLanes>;
+        using F = typename T::F;
+        T tile;
+        load_tile(x + first * Type::kElements, w + first * Type::kElements, n_blocks, tile);
+        const F extreme = extremes(tile);
+        const F scale = Type::scale(tile, extreme);
+        alignas(64) uint8_t codes[kLanes * Type::kElements];
+        write_codes<typename Type::Levels>(tile, scale, codes);
+        for (int b = 0; b < n_blocks; ++b) {
+            uint8_t* block = out + (first + b) * Type::kBytes;
+            put_half(block, scale[b]);
+            Type::pack(codes + b * Type::kElements, block + 2);
+        }
+    }
+};
+
+template <class Type>
+inline void encode_scaled(const float* x, const float* w, uint8_t* out, int64_t n) {
+    for_tiles<kq::kMaxLanes>(0, n / Type::kElements, ScaledStep<Type>{x, w, out});
+}
+
+}  // namespace QK_VARIANT
+}  // namespace qk

@@ -1,0 +1,253 @@
+// Row encoders for Q8_0, Q4_0, Q5_0, Q4_1 and Q5_1: 32 elements, one binary16 scale, and a
+// binary16 offset in the last two. Layouts: ggml-common.h of llama.cpp.
+#pragma once
+
+#include <cmath>
+
+#include "search.h"
+
+namespace qk {
+namespace QK_VARIANT {
+namespace simple {
+
+// Byte j: element j low, element j + 16 high.
+inline void put_nibbles(const uint8_t* __restrict codes, uint8_t* __restrict out) {
+    for (int j = 0; j < 16; ++j) out[j] = uint8_t((codes[j] & 15) | (codes[j + 16] << 4));
+}
+
+// Bit 4 of every code, element 0 lowest, then the nibbles.
+inline void put_five_bits(const uint8_t* __restrict codes, uint8_t* __restrict out) {
+    for (int byte = 0; byte < 4; ++byte) {
+        unsigned bits = 0;
+        for (int j = 0; j < 8; ++j) bits |= unsigned((codes[8 * byte + j] >> 4) & 1) << j;
+        out[byte] = uint8_t(bits);
+    }
+    put_nibbles(codes, out + 4);
+}
+
+struct Q4_0 : Fitted<Q4_0> {
+    using Levels = Integers<-8, 7, 8>;
+    static constexpr int kElements = 32, kBytes = 18, kTurns = 2;
+    static constexpr float kGuesses[] = {8.0f,  7.5f,  7.0f,  6.5f,  8.75f,  10.0f,  12.0f,
+                                         -8.0f, -7.5f, -7.0f, -6.5f, -8.75f, -10.0f, -12.0f};
+    static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
+};
+
+struct Q5_0 : Fitted<Q5_0> {
+    using Levels = Integers<-16, 15, 16>;
+    static constexpr int kElements = 32, kBytes = 22, kTurns = 2;
+    static constexpr float kGuesses[] = {16.0f,  15.0f,  14.0f,  13.0f,  17.5f,  20.0f,
+                                         -16.0f, -15.0f, -14.0f, -13.0f, -17.5f, -20.0f};
+    static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
+};
+
+// Q8_0: with 255 levels a scale's rounding matters, so every guess is scored as stored.
+struct Q8_0 {
+    using Levels = Integers<-127, 127, 0>;
+    static constexpr int kElements = 32, kBytes = 34;
+    static constexpr float kGuesses[] = {127.0f, 126.0f, 125.0f, 124.0f, 122.5f,
+                                         121.0f, 119.5f, 118.0f};
+    static void pack(const uint8_t* codes, uint8_t* out) { std::memcpy(out, codes, 32); }
+
+    template <class T>
+    static typename T::F scale(const T& tile, typename T::F extreme) {
+        using F = typename T::F;
+        using I = typename T::I;
+        F best = {}, best_error = splat<F>(3e38f);
+        for (const float guess : kGuesses) {
+            const F scale = stored_scale<F, I>(extreme * (1.0f / guess), extreme);
+            const F error = error_at<Levels>(tile, scale);
+            const auto take = error < best_error;
+            best = take ? scale : best;
+            best_error = take ? error : best_error;
+        }
+        return best;
+    }
+};
+
+// A line through the codes: value = step * code + offset.
+template <class F>
+struct Line {
+    F step, offset, gain;  // gain: by how much it lowers sum w x^2 of the centred values
+};
+
+// Blocks of a tile, centred on their weighted means.
+template <class T>
+struct Centred {
+    typename T::F mean, low, high, sum_w, sum_wx;
+
+    explicit Centred(T& tile) {
+        using F = typename T::F;
+        sum_w = F{}, sum_wx = F{};
+        for (int i = 0; i < T::kElements; ++i) {
+            sum_w += tile.weights(i);
+            sum_wx += tile.weights(i) * tile.values(i);
+        }
+        mean = sum_wx / sum_w;
+        low = high = tile.values(0) - mean;
+        sum_wx = F{};
+        for (int i = 0; i < T::kElements; ++i) {
+            const F x = tile.values(i) - mean;
+            store<F>(tile.x + i * T::kLanes, x);
+            low = lower<F>(low, x);
+            high = higher<F>(high, x);
+            sum_wx += tile.weights(i) * x;
+        }
+    }
+};
+
+// Codes of a line, then the least-squares line through them.
+template <class Levels, class T>
+inline Line<typename T::F> fit_line(const T& tile, const Centred<T>& block,
+                                    typename T::F offset, typename T::F inverse_step) {
+    using F = typename T::F;
+    F q1 = {}, qq = {}, xq = {};
+    for (int i = 0; i < T::kElements; ++i) {
+        const F x = tile.values(i);
+        const F q = Levels::template nearest<F, typename T::I>((x - offset) * inverse_step);
+        const F wq = tile.weights(i) * q;
+        q1 += wq;
+        qq += wq * q;
+        xq += wq * x;
+    }
+    const F slope = block.sum_w * xq - block.sum_wx * q1;
+    Line<F> line;
+    line.step = slope * inverse<F>(block.sum_w * qq - q1 * q1);
+    line.offset = (block.sum_wx - line.step * q1) / block.sum_w;
+    line.gain = line.step * slope / block.sum_w;
+    return line;
+}
+
+template <class F>
+inline void keep_better(Line<F>& best, const Line<F>& other) {
+    const auto take = other.gain > best.gain;
+    best.step = take ? other.step : best.step;
+    best.offset = take ? other.offset : best.offset;
+    best.gain = take ? other.gain : best.gain;
+}
+
+// The best real-valued line: guesses that cut a little off both ends of the range, then turns.
+template <class Type, class T>
+inline Line<typename T::F> search_line(const T& tile, const Centred<T>& block) {
+    using F = typename T::F;
+    using Levels = typename Type::Levels;
+    const F range = block.high - block.low, per_range = inverse<F>(range);
+    Line<F> best = {};
+    for (const float below : Type::kCuts) {
+        for (const float above : Type::kCuts) {
+            const float kept = 1.0f - below - above;
+            keep_better<F>(best, fit_line<Levels>(tile, block, block.low + range * below,
+                                                  per_range * (Type::kTop / kept)));
+        }
+    }
+    for (int turn = 0; turn < Type::kTurns; ++turn) {
+        keep_better<F>(best,
+                       fit_line<Levels>(tile, block, best.offset, inverse<F>(best.step)));
+    }
+    return best;
+}
+
+template <class F>
+struct StoredLine {
+    F step, offset, error;  // the offset is the true one, not that of the centred values
+};
+
+template <class Levels, class T>
+inline void offer(const T& tile, const Centred<T>& block, typename T::F step,
+                  typename T::F offset, StoredLine<typename T::F>& best) {
+    using F = typename T::F;
+    using I = typename T::I;
+    step = round_to_half<F, I>(step);
+    offset = round_to_half<F, I>(offset);
+    const F shift = offset - block.mean, inverse_step = inverse<F>(step);
+    F error = {};
+    for (int i = 0; i < T::kElements; ++i) {
+        const F x = tile.values(i) - shift;
+        const F miss = x - step * Levels::template nearest<F, I>(x * inverse_step);
+        error += tile.weights(i) * miss * miss;
+    }
+    const auto take = error < best.error;
+    best.step = take ? step : best.step;
+    best.offset = take ? offset : best.offset;
+    best.error = take ? error : best.error;
+}
+
+struct Q4_1 {
+    using Levels = Integers<0, 15, 0>;
+    static constexpr int kBytes = 20, kTurns = 3;
+    static constexpr float kTop = 15.0f;
+    static constexpr float kCuts[] = {0.0f, 0.02f, 0.04f, 0.07f, 0.12f};
+    static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
+};
+
+struct Q5_1 {
+    using Levels = Integers<0, 31, 0>;
+    static constexpr int kBytes = 24, kTurns = 3;
+    static constexpr float kTop = 31.0f;
+    static constexpr float kCuts[] = {0.0f, 0.01f, 0.02f, 0.035f, 0.06f};
+    static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
+};
+
+// Encodes tiles of blocks with a step and an offset: half, half, then packed codes.
+template <class Type>
+struct AffineStep {
+    const float* x;
+    const float* w;
+    uint8_t* out;
+
+    template <int kLanes>
+    void run(int64_t first, int n_blocks) const {
+        using T = Tile<32, kLanes>;
+        using F = typename T::F;
+        using Levels = typename Type::Levels;
+        T tile;
+        load_tile(x + first * 32, w + first * 32, n_blocks, tile);
+        const Centred<T> block(tile);
+        const Line<F> line = search_line<Type>(tile, block);
+        StoredLine<F> best = {{}, {}, splat<F>(INFINITY)};
+        offer<Levels>(tile, block, F{}, block.mean, best);
+        offer<Levels>(tile, block, line.step, line.offset + block.mean, best);
+        offer<Levels>(tile, block, (block.high - block.low) * (1.0f / Type::kTop),
+                      block.low + block.mean, best);
+        const F shift = best.offset - block.mean;
+        for (int i = 0; i < 32; ++i) store<F>(tile.x + i * kLanes, tile.values(i) - shift);
+        alignas(64) uint8_t codes[kLanes * 32];
+        write_codes<Levels>(tile, best.step, codes);
+        for (int b = 0; b < n_blocks; ++b) {
+            uint8_t* bytes = out + (first + b) * Type::kBytes;
+            put_half(bytes, best.step[b]);
+            put_half(bytes + 2, best.offset[b]);
+            Type::pack(codes + b * 32, bytes + 4);
+        }
+    }
+};
+
+template <class Type>
+inline void encode_affine(const float* x, const float* w, uint8_t* out, int64_t n) {
+    for_tiles<kq::kMaxLanes>(0, n / 32, AffineStep<Type>{x, w, out});
+}
+
+}  // namespace simple
+
+inline void encode_row_q8_0(const float* x, const float* w, uint8_t* out, int64_t n) {
+    encode_scaled<simple::Q8_0>(x, w, out, n);
+}
+
+inline void encode_row_q4_0(const float* x, const float* w, uint8_t* out, int64_t n) {
+    encode_scaled<simple::Q4_0>(x, w, out, n);
+}
+
+inline void encode_row_q5_0(const float* x, const float* w, uint8_t* out, int64_t n) {
+    encode_scaled<simple::Q5_0>(x, w, out, n);
+}
+
+inline void encode_row_q4_1(const float* x, const float* w, uint8_t* out, int64_t n) {
+    simple::encode_affine<simple::Q4_1>(x, w, out, n);
+}
+
+inline void encode_row_q5_1(const float* x, const float* w, uint8_t* out, int64_t n) {
+    simple::encode_affine<simple::Q5_1>(x, w, out, n);
+}
+
+}  // namespace QK_VARIANT
+}  // namespace qk

@@ -1,0 +1,134 @@
+// Tiles: several blocks side by side, lane b of every vector belonging to block b.
+//
+// A sum over a block is then one lane's sum in the order of the elements, so neither the width of
+// the vectors nor the number of blocks in a tile changes a bit of the result.
+#pragma once
+
+#include "../formats/numbers.h"
+#include "kq_lanes.h"
+
+namespace qk {
+namespace QK_VARIANT {
+
+using kq::higher;
+using kq::inverse;
+using kq::load;
+using kq::lower;
+using kq::splat;
+using kq::store;
+
+template <int kLanes>
+struct Wide {
+    typedef float F __attribute__((vector_size(4 * kLanes)));
+    typedef int32_t I __attribute__((vector_size(4 * kLanes)));
+};
+
+// kElements values of each of kLanes blocks, and their weights.
+template <int kElements_, int kLanes_>
+struct Tile {
+    static constexpr int kElements = kElements_, kLanes = kLanes_;
+    using F = typename Wide<kLanes>::F;
+    using I = typename Wide<kLanes>::I;
+    alignas(64) float x[kElements * kLanes];
+    alignas(64) float w[kElements * kLanes];
+    F values(int i) const { return load<F>(x + i * kLanes); }
+    F weights(int i) const { return load<F>(w + i * kLanes); }
+};
+
+template <class F, class I>
+inline F magnitude(F v) {
+    return (F)((I)v & 0x7FFFFFFF);
+}
+
+// 2^-e for the exponent e of v >= 0, kept where both powers are normal.
+template <class F, class I>
+inline F inverse_power(F v) {
+    I exponent = (I)v & 0x7F800000;
+    exponent = exponent < (1 << 23) ? (I{} + (1 << 23)) : exponent;
+    exponent = exponent > (253 << 23) ? (I{} + (253 << 23)) : exponent;
+    return (F)((254 << 23) - exponent);
+}
+
+// Rounded to what binary16 holds: nearest even, subnormals kept, saturated at 65504.
+template <class F, class I>
+inline F round_to_half(F v) {
+    const I sign = (I)v & (int32_t)0x80000000;
+    F mag = lower<F>(magnitude<F, I>(v), splat<F>(65504.0f));
+    // Adding 2^(e+13) leaves the 11 bits that a normal binary16 keeps, and fewer below 2^-14.
+    const F least = splat<F>(6.103515625e-5f);
+    const F round = (F)(((I)higher<F>(mag, least) & 0x7F800000) + (13 << 23));
+    mag = (mag + round) - round;
+    return (F)((I)mag | sign);
+}
+
+// The bits of a float that binary16 holds exactly.
+inline uint16_t half_bits(float v) {
+    const uint32_t bits = bits_of_float(v);
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    const uint32_t mag = bits & 0x7FFFFFFFu;
+    if (mag < 0x38800000u) return uint16_t(sign | uint32_t(float_of_bits(mag) * 16777216.0f));
+    return uint16_t(sign | ((mag >> 13) - (112u << 10)));
+}
+
+inline void put_half(uint8_t* out, float v) {
+    const uint16_t bits = half_bits(v);
+    out[0] = uint8_t(bits);
+    out[1] = uint8_t(bits >> 8);
+}
+
+// Weights below this share of the block's largest count as this share: what such values cost
+// weighs nothing, and they are still stored as well as the others allow.
+constexpr float kLeastWeight = 0x1p-24f;
+
+// n_blocks <= kLanes consecutive blocks; lanes without one hold zeros. The weights of a block are
+// scaled by a power of two so that no sum overflows; all zero, they count as ones.
+template <class T>
+inline void load_tile(const float* x, const float* w, int n_blocks, T& tile) {
+    using F = typename T::F;
+    for (int b = 0; b < T::kLanes; ++b) {
+        const int from = b < n_blocks ? b : 0;
+        for (int i = 0; i < T::kElements; ++i) {
+            tile.x[i * T::kLanes + b] = x[from * T::kElements + i];
+            tile.w[i * T::kLanes + b] = w[from * T::kElements + i];
+        }
+    }
+    F top = {};
+    for (int i = 0; i < T::kElements; ++i) top = higher<F>(top, tile.weights(i));
+    const F scale = inverse_power<F, typename T::I>(top);
+    const auto empty = top == splat<F>(0.0f);
+    for (int i = 0; i < T::kElements; ++i) {
+        const F scaled = higher<F>(tile.weights(i) * scale, splat<F>(kLeastWeight));
+        store<F>(tile.w + i * T::kLanes, empty ? splat<F>(1.0f) : scaled);
+    }
+}
+
+// The element of largest magnitude of each block, with its sign; the first of equals.
+template <class T>
+inline typename T::F extremes(const T& tile) {
+    using F = typename T::F;
+    using I = typename T::I;
+    F best = {}, top = {};
+    for (int i = 0; i < T::kElements; ++i) {
+        const F x = tile.values(i), mag = magnitude<F, I>(x);
+        best = mag > top ? x : best;
+        top = higher<F>(mag, top);
+    }
+    return best;
+}
+
+// Calls step.template run<kLanes>(first block, number of blocks) over n_blocks blocks.
+template <int kLanes, class Step>
+inline void for_tiles(int64_t first, int64_t n_blocks, const Step& step) {
+    for (; n_blocks - first >= kLanes; first += kLanes) {
+        step.template run<kLanes>(first, kLanes);
+    }
+    const int rest = int(n_blocks - first);
+    if (rest == 0) return;
+    if constexpr (kLanes > 4) {
+        if (rest <= kLanes / 2) return for_tiles<kLanes / 2>(first, n_blocks, step);
+    }
+    step.template run<kLanes>(first, rest);
+}
+
+}  // namespace QK_VARIANT
+}  // namespace qk

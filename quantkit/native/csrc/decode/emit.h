@@ -1,13 +1,13 @@
-// From integer codes to floats: the last step of every block decoder.
+// From integer codes to floats, sixteen at a time: the last step of every block decoder.
 //
-// A decoder first unpacks its block to one byte per element, which vectorises whatever the packing,
-// then calls one of these. The order of the operations is part of the format: scale times code,
-// then plus offset, each rounded once.
+// Codes stay in one 16-byte vector between unpacking and here, whatever the variant: through
+// memory, narrow stores followed by wide loads would stall the processor. The order of the
+// operations is part of the formats: scale times code, then plus offset, each rounded once.
 #pragma once
 
 #include "../formats/numbers.h"
 
-#if defined(__SSSE3__) && !defined(__CUDA_ARCH__)
+#if defined(__SSSE3__)
 #include <immintrin.h>
 #endif
 
@@ -16,67 +16,91 @@ namespace QK_VARIANT {
 
 constexpr int kSuper = 256;  // elements of a super-block
 
-// out = scales[g] * code for every group g of kGroup codes.
-template <int kGroup, class Code>
-inline void scale_codes(const Code* __restrict codes, const float* __restrict scales,
-                        int n_groups, float* __restrict out) {
-    for (int g = 0; g < n_groups; ++g) {
-        const float scale = scales[g];
-        for (int j = 0; j < kGroup; ++j) {
-            out[g * kGroup + j] = scale * float(int32_t(codes[g * kGroup + j]));
-        }
-    }
+typedef uint8_t U8x16 __attribute__((vector_size(16)));
+typedef int8_t S8x16 __attribute__((vector_size(16)));
+typedef uint64_t U64x2 __attribute__((vector_size(16)));
+
+inline U8x16 load_bytes(const uint8_t* p) {
+    U8x16 bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return bytes;
 }
 
-// out = scales[g] * code + offsets[g].
-template <int kGroup>
-inline void scale_and_shift_codes(const uint8_t* __restrict codes, const float* __restrict scales,
-                                  const float* __restrict offsets, int n_groups,
-                                  float* __restrict out) {
-    for (int g = 0; g < n_groups; ++g) {
-        const float scale = scales[g];
-        const float offset = offsets[g];
-        for (int j = 0; j < kGroup; ++j) {
-            out[g * kGroup + j] = scale * float(int32_t(codes[g * kGroup + j])) + offset;
-        }
-    }
+// Eight bytes each.
+inline U8x16 join_words(uint64_t low, uint64_t high) {
+    return U8x16(U64x2{low, high});
 }
 
-// Low nibbles of kBytes bytes, then high ones, as codes.
-template <int kBytes>
-inline void split_nibbles(const uint8_t* __restrict packed, uint8_t* __restrict codes) {
-    for (int j = 0; j < kBytes; ++j) {
-        codes[j] = packed[j] & 15;
-        codes[kBytes + j] = packed[j] >> 4;
-    }
+// Unsigned bytes minus a constant, as signed ones.
+inline S8x16 centred(U8x16 codes, int zero) {
+    return S8x16(codes - uint8_t(zero));
 }
 
-// The same through a table of 16 levels; kBytes is 8 or 16.
-template <int kBytes>
-inline void look_up_nibbles(const int8_t* table, const uint8_t* __restrict packed,
-                            int8_t* __restrict levels) {
-#if defined(__SSSE3__) && !defined(__CUDA_ARCH__)
-    const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
-    const __m128i fifteen = _mm_set1_epi8(15);
-    __m128i bytes;
-    if (kBytes == 16) {
-        bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(packed));
-    } else {
-        bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed));
-    }
-    const __m128i low = _mm_shuffle_epi8(all, _mm_and_si128(bytes, fifteen));
-    const __m128i high = _mm_shuffle_epi8(all, _mm_and_si128(_mm_srli_epi16(bytes, 4), fifteen));
-    if (kBytes == 16) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(levels), low);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(levels + 16), high);
-    } else {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(levels), _mm_unpacklo_epi64(low, high));
-    }
+// 0xFF in the lanes whose bit is set: bit e of the first byte is lane e, of the second lane 8 + e.
+inline U8x16 mask_of_bits(uint32_t first, uint32_t second) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    return U8x16(_mm_movm_epi8(__mmask16(first | (second << 8))));
 #else
-    for (int j = 0; j < kBytes; ++j) {
-        levels[j] = table[packed[j] & 15];
-        levels[kBytes + j] = table[packed[j] >> 4];
-    }
+    constexpr uint64_t kEverywhere = 0x0101010101010101u;
+    constexpr uint64_t kOwnBit = 0x8040201008040201u;
+    const U8x16 own = join_words(kOwnBit, kOwnBit);
+    return U8x16((join_words(first * kEverywhere, second * kEverywhere) & own) == own);
+#endif
+}
+
+// scale * code.
+inline void emit(S8x16 codes, float scale, float* __restrict out) {
+#if defined(__AVX512F__)
+    const __m512 values = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(__m128i(codes)));
+    _mm512_storeu_ps(out, _mm512_mul_ps(values, _mm512_set1_ps(scale)));
+#elif defined(__AVX2__)
+    const __m128i all = __m128i(codes);
+    const __m256 factor = _mm256_set1_ps(scale);
+    const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all));
+    const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)));
+    _mm256_storeu_ps(out, _mm256_mul_ps(low, factor));
+    _mm256_storeu_ps(out + 8, _mm256_mul_ps(high, factor));
+#else
+    int8_t lanes[16];
+    memcpy(lanes, &codes, sizeof lanes);
+    for (int j = 0; j < 16; ++j) out[j] = scale * float(int32_t(lanes[j]));
+#endif
+}
+
+// scale * code + offset.
+inline void emit(U8x16 codes, float scale, float offset, float* __restrict out) {
+#if defined(__AVX512F__)
+    const __m512 values = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(__m128i(codes)));
+    const __m512 scaled = _mm512_mul_ps(values, _mm512_set1_ps(scale));
+    _mm512_storeu_ps(out, _mm512_add_ps(scaled, _mm512_set1_ps(offset)));
+#elif defined(__AVX2__)
+    const __m128i all = __m128i(codes);
+    const __m256 factor = _mm256_set1_ps(scale);
+    const __m256 shift = _mm256_set1_ps(offset);
+    const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(all));
+    const __m256 high = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(all, 8)));
+    _mm256_storeu_ps(out, _mm256_add_ps(_mm256_mul_ps(low, factor), shift));
+    _mm256_storeu_ps(out + 8, _mm256_add_ps(_mm256_mul_ps(high, factor), shift));
+#else
+    uint8_t lanes[16];
+    memcpy(lanes, &codes, sizeof lanes);
+    for (int j = 0; j < 16; ++j) out[j] = scale * float(int32_t(lanes[j])) + offset;
+#endif
+}
+
+// table[code] of codes below 16.
+inline S8x16 look_up(const int8_t* table, U8x16 codes) {
+#if defined(__SSSE3__)
+    const __m128i levels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return S8x16(_mm_shuffle_epi8(levels, __m128i(codes)));
+#else
+    uint8_t lanes[16];
+    int8_t found[16];
+    memcpy(lanes, &codes, sizeof lanes);
+    for (int j = 0; j < 16; ++j) found[j] = table[lanes[j]];
+    S8x16 levels;
+    memcpy(&levels, found, sizeof levels);
+    return levels;
 #endif
 }
 

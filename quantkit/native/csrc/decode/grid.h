@@ -1,6 +1,6 @@
 // Decoders of the types whose codes index a grid of eight (or four) levels: IQ1, IQ2, IQ3.
 //
-// Grid rows are moved as one integer each; signs and offsets are then applied to all 256 bytes.
+// Two grid rows make one vector of sixteen codes.
 #pragma once
 
 #include "../formats/grids.h"
@@ -9,66 +9,53 @@
 namespace qk {
 namespace QK_VARIANT {
 
-// Levels of a super-block, and for each a byte that is 0xFF where the level is negated.
-struct SignedLevels {
-    uint64_t levels[32];
-    uint64_t negated[32];
+// Levels negated where the mask is 0xFF.
+inline S8x16 negated(U8x16 levels, U8x16 mask) {
+    return S8x16((levels ^ mask) - mask);
+}
 
-    void apply(int8_t* __restrict codes) const {
-        int8_t level[kSuper];
-        int8_t mask[kSuper];
-        memcpy(level, levels, kSuper);
-        memcpy(mask, negated, kSuper);
-        for (int j = 0; j < kSuper; ++j) codes[j] = int8_t((level[j] ^ mask[j]) - mask[j]);
-    }
-};
+inline U8x16 even_signs(uint32_t first, uint32_t second) {
+    return mask_of_bits(kEvenSigns.of_seven[first & 127], kEvenSigns.of_seven[second & 127]);
+}
 
 // half d | per 32 elements: 4 grid indices, then 4 times 7 sign bits below a 4-bit scale.
 struct IQ2_XXS {
     static constexpr int kId = 16, kElements = kSuper, kBytes = 66;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block);
-        SignedLevels unpacked;
-        int8_t codes[kSuper];
-        float scales[8];
         for (int g = 0; g < 8; ++g) {
-            const uint8_t* group = block + 2 + 8 * g;
-            const uint32_t packed = load32(group + 4);
-            scales[g] = d * (0.5f + float(packed >> 28)) * 0.25f;
-            for (int k = 0; k < 4; ++k) {
-                unpacked.levels[4 * g + k] = kGridIq2xxs.rows[group[k]];
-                unpacked.negated[4 * g + k] = kSigns.of_seven((packed >> (7 * k)) & 127);
+            const uint8_t* indices = block + 2 + 8 * g;
+            const uint32_t packed = load32(indices + 4);
+            const float scale = d * (0.5f + float(packed >> 28)) * 0.25f;
+            for (int k = 0; k < 4; k += 2) {
+                const U8x16 levels = join_words(kGridIq2xxs.rows[indices[k]],
+                                                kGridIq2xxs.rows[indices[k + 1]]);
+                const U8x16 signs = even_signs(packed >> (7 * k), packed >> (7 * k + 7));
+                emit(negated(levels, signs), scale, out + 32 * g + 8 * k);
             }
         }
-        unpacked.apply(codes);
-        scale_codes<32>(codes, scales, 8, out);
         return half_is_special(block);
     }
 };
 
-// The scales of IQ2_XS and IQ2_S: one nibble per 16 elements, the lower first.
-inline void nibble_scales(float d, const uint8_t* packed, float* scales) {
-    for (int g = 0; g < 8; ++g) {
-        scales[2 * g] = d * (0.5f + float(packed[g] & 15)) * 0.25f;
-        scales[2 * g + 1] = d * (0.5f + float(packed[g] >> 4)) * 0.25f;
-    }
+// The scale of group g of 16 elements in IQ2_XS and IQ2_S: a nibble, the lower first.
+inline float nibble_scale(float d, const uint8_t* packed, int g) {
+    return d * (0.5f + float((packed[g / 2] >> (4 * (g % 2))) & 15)) * 0.25f;
 }
 
 // half d | 32 times 16 bits: a 9-bit grid index below 7 sign bits | 8 bytes of scales.
 struct IQ2_XS {
     static constexpr int kId = 17, kElements = kSuper, kBytes = 74;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
-        SignedLevels unpacked;
-        int8_t codes[kSuper];
-        float scales[16];
-        nibble_scales(load_half(block), block + 66, scales);
-        for (int k = 0; k < 32; ++k) {
-            const uint32_t packed = load16(block + 2 + 2 * k);
-            unpacked.levels[k] = kGridIq2xs.rows[packed & 511];
-            unpacked.negated[k] = kSigns.of_seven(packed >> 9);
+        const float d = load_half(block);
+        for (int g = 0; g < 16; ++g) {
+            const uint32_t first = load16(block + 2 + 4 * g);
+            const uint32_t second = load16(block + 4 + 4 * g);
+            const U8x16 levels =
+                join_words(kGridIq2xs.rows[first & 511], kGridIq2xs.rows[second & 511]);
+            const U8x16 signs = even_signs(first >> 9, second >> 9);
+            emit(negated(levels, signs), nibble_scale(d, block + 66, g), out + 16 * g);
         }
-        unpacked.apply(codes);
-        scale_codes<16>(codes, scales, 16, out);
         return half_is_special(block);
     }
 };
@@ -77,26 +64,25 @@ struct IQ2_XS {
 struct IQ2_S {
     static constexpr int kId = 22, kElements = kSuper, kBytes = 82;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
+        const float d = load_half(block);
         const uint8_t* lower = block + 2;
         const uint8_t* signs = block + 34;
         const uint8_t* upper = block + 66;
-        SignedLevels unpacked;
-        int8_t codes[kSuper];
-        float scales[16];
-        nibble_scales(load_half(block), block + 74, scales);
-        for (int k = 0; k < 32; ++k) {
-            const uint32_t high = (upper[k / 4] >> (2 * (k % 4))) & 3;
-            unpacked.levels[k] = kGridIq2s.rows[lower[k] | (high << 8)];
-            unpacked.negated[k] = kSigns.of_eight(signs[k]);
+        for (int g = 0; g < 16; ++g) {
+            const uint32_t high = uint32_t(upper[g / 2]) >> (4 * (g % 2));
+            const uint32_t first = lower[2 * g] | ((high & 3) << 8);
+            const uint32_t second = lower[2 * g + 1] | ((high & 12) << 6);
+            const U8x16 levels = join_words(kGridIq2s.rows[first], kGridIq2s.rows[second]);
+            const U8x16 mask = mask_of_bits(signs[2 * g], signs[2 * g + 1]);
+            emit(negated(levels, mask), nibble_scale(d, block + 74, g), out + 16 * g);
         }
-        unpacked.apply(codes);
-        scale_codes<16>(codes, scales, 16, out);
         return half_is_special(block);
     }
 };
 
-inline uint64_t join(uint32_t low, uint32_t high) {
-    return uint64_t(low) | (uint64_t(high) << 32);
+// Four rows of four levels.
+inline U8x16 join_rows(uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    return join_words(uint64_t(b) << 32 | a, uint64_t(d) << 32 | c);
 }
 
 // half d | 64 grid indices of four levels | per 32 elements 4 times 7 sign bits, 4-bit scale.
@@ -104,23 +90,17 @@ struct IQ3_XXS {
     static constexpr int kId = 18, kElements = kSuper, kBytes = 98;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block);
-        const uint8_t* indices = block + 2;
-        SignedLevels unpacked;
-        int8_t codes[kSuper];
-        float scales[8];
+        const auto& rows = kGridIq3xxs.rows;
         for (int g = 0; g < 8; ++g) {
             const uint32_t packed = load32(block + 66 + 4 * g);
-            scales[g] = d * (0.5f + float(packed >> 28)) * 0.5f;
-            for (int k = 0; k < 4; ++k) {
-                unpacked.negated[4 * g + k] = kSigns.of_seven((packed >> (7 * k)) & 127);
+            const float scale = d * (0.5f + float(packed >> 28)) * 0.5f;
+            for (int k = 0; k < 4; k += 2) {
+                const uint8_t* i = block + 2 + 8 * g + 2 * k;
+                const U8x16 levels = join_rows(rows[i[0]], rows[i[1]], rows[i[2]], rows[i[3]]);
+                const U8x16 signs = even_signs(packed >> (7 * k), packed >> (7 * k + 7));
+                emit(negated(levels, signs), scale, out + 32 * g + 8 * k);
             }
         }
-        for (int k = 0; k < 32; ++k) {
-            unpacked.levels[k] = join(kGridIq3xxs.rows[indices[2 * k]],
-                                      kGridIq3xxs.rows[indices[2 * k + 1]]);
-        }
-        unpacked.apply(codes);
-        scale_codes<32>(codes, scales, 8, out);
         return half_is_special(block);
     }
 };
@@ -131,25 +111,20 @@ struct IQ3_S {
     static constexpr int kId = 21, kElements = kSuper, kBytes = 110;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block);
-        const uint8_t* lower = block + 2;
         const uint8_t* ninth = block + 66;
         const uint8_t* signs = block + 74;
-        SignedLevels unpacked;
-        int8_t codes[kSuper];
-        float scales[8];
-        for (int g = 0; g < 8; ++g) {
-            const int scale = (block[106 + g / 2] >> (4 * (g % 2))) & 15;
-            scales[g] = d * float(2 * scale + 1);
+        const auto& rows = kGridIq3s.rows;
+        for (int g = 0; g < 16; ++g) {
+            const int code = (block[106 + g / 4] >> (g / 2 % 2 * 4)) & 15;
+            const float scale = d * float(2 * code + 1);
+            const uint8_t* i = block + 2 + 4 * g;
+            const uint32_t high = uint32_t(ninth[g / 2]) << (g % 2 ? 4 : 8);  // bit 8: the first
+            const U8x16 levels =
+                join_rows(rows[i[0] | (high & 256)], rows[i[1] | ((high >> 1) & 256)],
+                          rows[i[2] | ((high >> 2) & 256)], rows[i[3] | ((high >> 3) & 256)]);
+            const U8x16 mask = mask_of_bits(signs[2 * g], signs[2 * g + 1]);
+            emit(negated(levels, mask), scale, out + 16 * g);
         }
-        for (int k = 0; k < 32; ++k) {
-            const uint32_t bits = uint32_t(ninth[k / 4]) >> (2 * (k % 4));
-            const uint32_t first = lower[2 * k] | ((bits & 1) << 8);
-            const uint32_t second = lower[2 * k + 1] | ((bits & 2) << 7);
-            unpacked.levels[k] = join(kGridIq3s.rows[first], kGridIq3s.rows[second]);
-            unpacked.negated[k] = kSigns.of_eight(signs[k]);
-        }
-        unpacked.apply(codes);
-        scale_codes<32>(codes, scales, 8, out);
         return half_is_special(block);
     }
 };
@@ -159,23 +134,11 @@ constexpr float kEighth = 0.125f;
 constexpr uint64_t kUp = 0x0101010101010101u;
 constexpr uint64_t kDown = 0xFFFFFFFFFFFFFFFFu;
 
-struct ShiftedLevels {
-    uint64_t levels[32];
-    uint64_t shifts[32];
-
-    void set(int k, uint32_t index, bool down) {
-        levels[k] = kGridIq1.rows[index];
-        shifts[k] = down ? kDown : kUp;
-    }
-
-    void apply(int8_t* __restrict codes) const {
-        int8_t level[kSuper];
-        int8_t shift[kSuper];
-        memcpy(level, levels, kSuper);
-        memcpy(shift, shifts, kSuper);
-        for (int j = 0; j < kSuper; ++j) codes[j] = int8_t(level[j] + shift[j]);
-    }
-};
+inline S8x16 shifted_levels(uint32_t first, uint64_t first_shift, uint32_t second,
+                            uint64_t second_shift) {
+    const U8x16 levels = join_words(kGridIq1.rows[first], kGridIq1.rows[second]);
+    return S8x16(levels + join_words(first_shift, second_shift));
+}
 
 // half d | 32 lower index bytes | per 32 elements 16 bits: 4 times 3 upper index bits, 3-bit
 // scale, shift down. Group scales are d (2 scale + 1).
@@ -183,20 +146,17 @@ struct IQ1_S {
     static constexpr int kId = 19, kElements = kSuper, kBytes = 50;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block);
-        const uint8_t* lower = block + 2;
-        ShiftedLevels unpacked;
-        int8_t codes[kSuper];
-        float scales[8];
         for (int g = 0; g < 8; ++g) {
+            const uint8_t* lower = block + 2 + 4 * g;
             const uint32_t packed = load16(block + 34 + 2 * g);
-            scales[g] = d * float(2 * ((packed >> 12) & 7) + 1) * kEighth;
-            for (int k = 0; k < 4; ++k) {
-                const uint32_t high = (packed >> (3 * k)) & 7;
-                unpacked.set(4 * g + k, lower[4 * g + k] | (high << 8), packed & 0x8000);
+            const float scale = d * float(2 * ((packed >> 12) & 7) + 1) * kEighth;
+            const uint64_t shift = packed & 0x8000 ? kDown : kUp;
+            for (int k = 0; k < 4; k += 2) {
+                const uint32_t first = lower[k] | (((packed >> (3 * k)) & 7) << 8);
+                const uint32_t second = lower[k + 1] | (((packed >> (3 * k + 3)) & 7) << 8);
+                emit(shifted_levels(first, shift, second, shift), scale, out + 32 * g + 8 * k);
             }
         }
-        unpacked.apply(codes);
-        scale_codes<32>(codes, scales, 8, out);
         return half_is_special(block);
     }
 };
@@ -206,22 +166,19 @@ struct IQ1_S {
 struct IQ1_M {
     static constexpr int kId = 29, kElements = kSuper, kBytes = 56;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
-        ShiftedLevels unpacked;
-        int8_t codes[kSuper];
-        float scales[16];
         uint32_t half = 0;
         for (int w = 0; w < 4; ++w) half |= uint32_t(load16(block + 48 + 2 * w) >> 12) << (4 * w);
         const float d = half_bits_to_float(uint16_t(half));
         for (int g = 0; g < 16; ++g) {
-            const uint32_t scale = (load16(block + 48 + 2 * (g / 4)) >> (3 * (g % 4))) & 7;
-            scales[g] = d * float(2 * scale + 1) * kEighth;
+            const uint32_t code = (load16(block + 48 + 2 * (g / 4)) >> (3 * (g % 4))) & 7;
+            const float scale = d * float(2 * code + 1) * kEighth;
+            const uint32_t upper = block[32 + g];
+            const uint32_t first = block[2 * g] | ((upper & 7) << 8);
+            const uint32_t second = block[2 * g + 1] | ((upper & 0x70) << 4);
+            const S8x16 levels = shifted_levels(first, upper & 8 ? kDown : kUp, second,
+                                                upper & 0x80 ? kDown : kUp);
+            emit(levels, scale, out + 16 * g);
         }
-        for (int k = 0; k < 32; ++k) {
-            const uint32_t nibble = (block[32 + k / 2] >> (4 * (k % 2))) & 15;
-            unpacked.set(k, block[k] | ((nibble & 7) << 8), nibble & 8);
-        }
-        unpacked.apply(codes);
-        scale_codes<16>(codes, scales, 16, out);
         return (half & 0x7C00u) == 0x7C00u;
     }
 };

@@ -6,15 +6,10 @@
 namespace qk {
 namespace QK_VARIANT {
 
-// Bits 2p and 2p + 1 of 32 bytes are elements 32 p to 32 p + 31 of a half of the super-block.
-inline void split_bit_pairs(const uint8_t* __restrict packed, uint8_t* __restrict codes) {
-    for (int half = 0; half < 2; ++half) {
-        for (int pair = 0; pair < 4; ++pair) {
-            for (int j = 0; j < 32; ++j) {
-                codes[128 * half + 32 * pair + j] = (packed[32 * half + j] >> (2 * pair)) & 3;
-            }
-        }
-    }
+// Which group of 16 elements has its codes in bit pair `pair` of the 16 bytes from 16 `from`:
+// each half of a super-block is 32 bytes, whose lowest pairs are its first 32 elements.
+constexpr int group_of_pair(int from, int pair) {
+    return 8 * (from / 2) + 2 * pair + from % 2;
 }
 
 // 16 bytes: scale in the low, offset in the high nibble | 64 bytes of bit pairs | half d | half
@@ -24,15 +19,15 @@ struct Q2_K {
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block + 80);
         const float dmin = load_half(block + 82);
-        uint8_t codes[kSuper];
-        float scales[16];
-        float offsets[16];
-        for (int g = 0; g < 16; ++g) {
-            scales[g] = d * float(block[g] & 15);
-            offsets[g] = -(dmin * float(block[g] >> 4));
+        for (int from = 0; from < 4; ++from) {
+            const U8x16 packed = load_bytes(block + 16 + 16 * from);
+            for (int pair = 0; pair < 4; ++pair) {
+                const int g = group_of_pair(from, pair);
+                const float scale = d * float(block[g] & 15);
+                const float offset = -(dmin * float(block[g] >> 4));
+                emit((packed >> (2 * pair)) & 3, scale, offset, out + 16 * g);
+            }
         }
-        split_bit_pairs(block + 16, codes);
-        scale_and_shift_codes<16>(codes, scales, offsets, 16, out);
         return half_is_special(block + 80) | half_is_special(block + 82);
     }
 };
@@ -44,22 +39,18 @@ struct Q3_K {
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block + 108);
         const uint8_t* packed_scales = block + 96;
-        uint8_t pairs[kSuper];
-        int8_t codes[kSuper];
-        float scales[16];
-        for (int g = 0; g < 16; ++g) {
-            const int low = (packed_scales[g % 8] >> (4 * (g / 8))) & 15;
-            const int high = (packed_scales[8 + g % 4] >> (2 * (g / 4))) & 3;
-            scales[g] = d * float((low | (high << 4)) - 32);
-        }
-        split_bit_pairs(block + 32, pairs);
-        for (int k = 0; k < 8; ++k) {
-            for (int j = 0; j < 32; ++j) {
-                const int third = ((block[j] >> k) & 1) << 2;
-                codes[32 * k + j] = int8_t((pairs[32 * k + j] | third) - 4);
+        for (int from = 0; from < 4; ++from) {
+            const U8x16 packed = load_bytes(block + 32 + 16 * from);
+            const U8x16 thirds = load_bytes(block + 16 * (from % 2)) >> (4 * (from / 2));
+            for (int pair = 0; pair < 4; ++pair) {
+                const int g = group_of_pair(from, pair);
+                const int low = (packed_scales[g % 8] >> (4 * (g / 8))) & 15;
+                const int high = (packed_scales[8 + g % 4] >> (2 * (g / 4))) & 3;
+                const float scale = d * float((low | (high << 4)) - 32);
+                const U8x16 third = ((thirds >> pair) & 1) << 2;
+                emit(centred(((packed >> (2 * pair)) & 3) | third, 4), scale, out + 16 * g);
             }
         }
-        scale_codes<16>(codes, scales, 16, out);
         return half_is_special(block + 108);
     }
 };
@@ -106,9 +97,13 @@ struct Q4_K {
     static constexpr int kId = 12, kElements = kSuper, kBytes = 144;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const SixBitScales head(block);
-        uint8_t codes[kSuper];
-        for (int c = 0; c < 4; ++c) split_nibbles<32>(block + 16 + 32 * c, codes + 64 * c);
-        scale_and_shift_codes<32>(codes, head.scales, head.offsets, 8, out);
+        for (int from = 0; from < 8; ++from) {
+            const U8x16 packed = load_bytes(block + 16 + 16 * from);
+            const int g = from / 2 * 2;
+            float* to = out + 32 * g + 16 * (from % 2);
+            emit(packed & 15, head.scales[g], head.offsets[g], to);
+            emit(packed >> 4, head.scales[g + 1], head.offsets[g + 1], to + 32);
+        }
         return head.special;
     }
 };
@@ -118,13 +113,16 @@ struct Q5_K {
     static constexpr int kId = 13, kElements = kSuper, kBytes = 176;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const SixBitScales head(block);
-        const uint8_t* fifth = block + 16;
-        uint8_t codes[kSuper];
-        for (int c = 0; c < 4; ++c) split_nibbles<32>(block + 48 + 32 * c, codes + 64 * c);
-        for (int k = 0; k < 8; ++k) {
-            for (int j = 0; j < 32; ++j) codes[32 * k + j] |= ((fifth[j] >> k) & 1) << 4;
+        const U8x16 fifths[2] = {load_bytes(block + 16), load_bytes(block + 32)};
+        for (int from = 0; from < 8; ++from) {
+            const U8x16 packed = load_bytes(block + 48 + 16 * from);
+            const int g = from / 2 * 2;
+            const U8x16 fifth = fifths[from % 2] >> g;
+            float* to = out + 32 * g + 16 * (from % 2);
+            emit((packed & 15) | ((fifth & 1) << 4), head.scales[g], head.offsets[g], to);
+            emit((packed >> 4) | ((fifth & 2) << 3), head.scales[g + 1], head.offsets[g + 1],
+                 to + 32);
         }
-        scale_and_shift_codes<32>(codes, head.scales, head.offsets, 8, out);
         return head.special;
     }
 };
@@ -136,19 +134,18 @@ struct Q6_K {
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block + 208);
         const int8_t* packed_scales = reinterpret_cast<const int8_t*>(block + 192);
-        uint8_t nibbles[kSuper];
-        uint8_t pairs[kSuper];
-        int8_t codes[kSuper];
-        float scales[16];
-        for (int g = 0; g < 16; ++g) scales[g] = d * float(packed_scales[g]);
         for (int half = 0; half < 2; ++half) {
-            split_nibbles<64>(block + 64 * half, nibbles + 128 * half);
+            for (int from = 0; from < 4; ++from) {
+                const U8x16 nibbles = load_bytes(block + 64 * half + 16 * from);
+                const U8x16 pairs = load_bytes(block + 128 + 32 * half + 16 * (from % 2));
+                const int shift = from / 2 * 2;
+                const U8x16 low = (nibbles & 15) | (((pairs >> shift) & 3) << 4);
+                const U8x16 high = (nibbles >> 4) | (((pairs >> (shift + 4)) & 3) << 4);
+                const int g = 8 * half + from;
+                emit(centred(low, 32), d * float(packed_scales[g]), out + 16 * g);
+                emit(centred(high, 32), d * float(packed_scales[g + 4]), out + 16 * (g + 4));
+            }
         }
-        split_bit_pairs(block + 128, pairs);
-        for (int j = 0; j < kSuper; ++j) {
-            codes[j] = int8_t((nibbles[j] | (pairs[j] << 4)) - 32);
-        }
-        scale_codes<16>(codes, scales, 16, out);
         return half_is_special(block + 208);
     }
 };

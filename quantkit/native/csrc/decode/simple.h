@@ -14,13 +14,9 @@ struct Q4_0 {
     static constexpr int kId = 2, kElements = 32, kBytes = 18;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block);
-        const uint8_t* packed = block + 2;
-        int8_t codes[32];
-        for (int j = 0; j < 16; ++j) {
-            codes[j] = int8_t((packed[j] & 15) - 8);
-            codes[16 + j] = int8_t((packed[j] >> 4) - 8);
-        }
-        scale_codes<32>(codes, &d, 1, out);
+        const U8x16 packed = load_bytes(block + 2);
+        emit(centred(packed & 15, 8), d, out);
+        emit(centred(packed >> 4, 8), d, out + 16);
         return half_is_special(block);
     }
 };
@@ -31,32 +27,23 @@ struct Q4_1 {
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block);
         const float m = load_half(block + 2);
-        uint8_t codes[32];
-        split_nibbles<16>(block + 4, codes);
-        scale_and_shift_codes<32>(codes, &d, &m, 1, out);
+        const U8x16 packed = load_bytes(block + 4);
+        emit(packed & 15, d, m, out);
+        emit(packed >> 4, d, m, out + 16);
         return half_is_special(block) | half_is_special(block + 2);
     }
 };
-
-// 16 where bit j of the word is set, for 32 elements.
-inline void spread_fifth_bits(const uint8_t* word, uint8_t* __restrict sixteens) {
-    for (int j = 0; j < 32; ++j) {
-        sixteens[j] = (word[j / 8] & (1u << (j % 8))) ? 16 : 0;
-    }
-}
 
 // half d | 4 bytes of fifth bits, element 0 lowest | nibbles. (code - 16) d.
 struct Q5_0 {
     static constexpr int kId = 6, kElements = 32, kBytes = 22;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block);
-        uint8_t nibbles[32];
-        uint8_t fifth[32];
-        int8_t codes[32];
-        spread_fifth_bits(block + 2, fifth);
-        split_nibbles<16>(block + 6, nibbles);
-        for (int j = 0; j < 32; ++j) codes[j] = int8_t((nibbles[j] | fifth[j]) - 16);
-        scale_codes<32>(codes, &d, 1, out);
+        const U8x16 packed = load_bytes(block + 6);
+        const U8x16 first = (packed & 15) | (mask_of_bits(block[2], block[3]) & 16);
+        const U8x16 second = (packed >> 4) | (mask_of_bits(block[4], block[5]) & 16);
+        emit(centred(first, 16), d, out);
+        emit(centred(second, 16), d, out + 16);
         return half_is_special(block);
     }
 };
@@ -67,12 +54,9 @@ struct Q5_1 {
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block);
         const float m = load_half(block + 2);
-        uint8_t codes[32];
-        uint8_t fifth[32];
-        spread_fifth_bits(block + 4, fifth);
-        split_nibbles<16>(block + 8, codes);
-        for (int j = 0; j < 32; ++j) codes[j] |= fifth[j];
-        scale_and_shift_codes<32>(codes, &d, &m, 1, out);
+        const U8x16 packed = load_bytes(block + 8);
+        emit((packed & 15) | (mask_of_bits(block[4], block[5]) & 16), d, m, out);
+        emit((packed >> 4) | (mask_of_bits(block[6], block[7]) & 16), d, m, out + 16);
         return half_is_special(block) | half_is_special(block + 2);
     }
 };
@@ -82,7 +66,8 @@ struct Q8_0 {
     static constexpr int kId = 8, kElements = 32, kBytes = 34;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block);
-        scale_codes<32>(reinterpret_cast<const int8_t*>(block + 2), &d, 1, out);
+        emit(S8x16(load_bytes(block + 2)), d, out);
+        emit(S8x16(load_bytes(block + 18)), d, out + 16);
         return half_is_special(block);
     }
 };
@@ -91,13 +76,10 @@ struct Q8_0 {
 struct Q1_0 {
     static constexpr int kId = 41, kElements = 128, kBytes = 18;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
-        const uint32_t d = bits_of_float(load_half(block));
-        // A clear bit flips the sign.
-        for (int byte = 0; byte < 16; ++byte) {
-            const uint32_t clear = ~uint32_t(block[2 + byte]);
-            for (int j = 0; j < 8; ++j) {
-                out[8 * byte + j] = float_of_bits(d ^ ((clear << (31 - j)) & 0x80000000u));
-            }
+        const float d = load_half(block);
+        for (int g = 0; g < 8; ++g) {
+            const U8x16 set = mask_of_bits(block[2 + 2 * g], block[3 + 2 * g]);
+            emit(centred(set & 2, 1), d, out + 16 * g);
         }
         return half_is_special(block);
     }
@@ -108,26 +90,30 @@ struct Q2_0 {
     static constexpr int kId = 42, kElements = 64, kBytes = 18;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block);
-        int8_t codes[64];
-        for (int byte = 0; byte < 16; ++byte) {
-            const uint32_t four = block[2 + byte];
-            for (int j = 0; j < 4; ++j) codes[4 * byte + j] = int8_t(((four >> (2 * j)) & 3) - 1);
+        for (int g = 0; g < 4; ++g) {
+            const uint32_t sixteen = load32(block + 2 + 4 * g);
+            for (int j = 0; j < 16; ++j) {
+                out[16 * g + j] = d * float(int32_t((sixteen >> (2 * j)) & 3) - 1);
+            }
         }
-        scale_codes<64>(codes, &d, 1, out);
         return half_is_special(block);
     }
 };
 
-// Digit n of kBytes bytes that hold base-3 fractions: the top digit of byte * 3^n modulo 256.
-template <int kBytes>
-inline void ternary_digits(const uint8_t* __restrict bytes, int n_digits,
-                           int8_t* __restrict codes) {
-    uint32_t power = 1;
-    for (int n = 0; n < n_digits; ++n, power *= 3) {
-        for (int j = 0; j < kBytes; ++j) {
-            const uint16_t shifted = uint16_t((bytes[j] * power) & 0xFF);
-            codes[n * kBytes + j] = int8_t(int(uint16_t(shifted * 3) >> 8) - 1);
-        }
+// The leading base-3 digit, less one, of bytes that are fractions of 256.
+inline S8x16 leading_ternary(U8x16 fractions) {
+    constexpr uint8_t kOneThird = 86;  // the first byte whose triple reaches 256
+    constexpr uint8_t kTwoThirds = 171;
+    const S8x16 at_least_one = S8x16(fractions >= kOneThird);
+    const S8x16 at_least_two = S8x16(fractions >= kTwoThirds);
+    return S8x16(~at_least_one + (-at_least_two));
+}
+
+// n_digits of each of 16 bytes, every digit `stride` elements after the one before.
+inline void emit_ternary(U8x16 fractions, int n_digits, int stride, float d, float* out) {
+    for (int digit = 0; digit < n_digits; ++digit) {
+        emit(leading_ternary(fractions), d, out + stride * digit);
+        fractions = fractions + fractions + fractions;
     }
 }
 
@@ -136,11 +122,14 @@ struct TQ1_0 {
     static constexpr int kId = 34, kElements = kSuper, kBytes = 54;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block + 52);
-        int8_t codes[kSuper];
-        ternary_digits<32>(block, 5, codes);
-        ternary_digits<16>(block + 32, 5, codes + 160);
-        ternary_digits<4>(block + 48, 4, codes + 240);
-        scale_codes<kSuper>(codes, &d, 1, out);
+        emit_ternary(load_bytes(block), 5, 32, d, out);
+        emit_ternary(load_bytes(block + 16), 5, 32, d, out + 16);
+        emit_ternary(load_bytes(block + 32), 5, 16, d, out + 160);
+        // The last 16 elements at once: digit n of byte j is element 4 n + j.
+        const uint32_t last = load32(block + 48);
+        const U8x16 four = join_words(uint64_t(last) << 32 | last, uint64_t(last) << 32 | last);
+        const U8x16 powers = {1, 1, 1, 1, 3, 3, 3, 3, 9, 9, 9, 9, 27, 27, 27, 27};
+        emit(leading_ternary(four * powers), d, out + 240);
         return half_is_special(block + 52);
     }
 };
@@ -150,16 +139,13 @@ struct TQ2_0 {
     static constexpr int kId = 35, kElements = kSuper, kBytes = 66;
     static uint32_t decode(const uint8_t* __restrict block, float* __restrict out) {
         const float d = load_half(block + 64);
-        int8_t codes[kSuper];
-        for (int half = 0; half < 2; ++half) {
+        for (int g = 0; g < 4; ++g) {
+            const U8x16 packed = load_bytes(block + 16 * g);
+            float* to = out + 128 * (g / 2) + 16 * (g % 2);
             for (int pair = 0; pair < 4; ++pair) {
-                for (int j = 0; j < 32; ++j) {
-                    const int code = (block[32 * half + j] >> (2 * pair)) & 3;
-                    codes[128 * half + 32 * pair + j] = int8_t(code - 1);
-                }
+                emit(centred((packed >> (2 * pair)) & 3, 1), d, to + 32 * pair);
             }
         }
-        scale_codes<kSuper>(codes, &d, 1, out);
         return half_is_special(block + 64);
     }
 };

@@ -41,32 +41,22 @@ static constexpr auto kGridIq3xxs =
     Grid<uint32_t, 256>::expand<4>(kPackedIq3xxs, kLevelsIq3xxs);
 static constexpr auto kGridIq3s = Grid<uint32_t, 512>::expand<4>(kPackedIq3s, kLevelsIq3s);
 
-// Sign bits of eight elements as bytes, 0xFF where negative. Where a format stores seven bits, the
-// eighth makes the number of negative signs even.
-struct SignTable {
-    uint64_t bytes[256];
-    uint64_t even[128];
+// Eight sign bits for formats that store seven: the eighth makes the number of signs even.
+struct EvenSigns {
+    uint8_t of_seven[128];
 
-    static constexpr SignTable make() {
-        SignTable table{};
-        for (unsigned bits = 0; bits < 256; ++bits) {
-            for (unsigned e = 0; e < 8; ++e) {
-                if (bits & (1u << e)) table.bytes[bits] |= uint64_t(0xFF) << (8 * e);
-            }
-        }
+    static constexpr EvenSigns make() {
+        EvenSigns signs{};
         for (unsigned bits = 0; bits < 128; ++bits) {
             unsigned odd = 0;
             for (unsigned e = 0; e < 7; ++e) odd ^= (bits >> e) & 1;
-            table.even[bits] = table.bytes[bits | (odd << 7)];
+            signs.of_seven[bits] = uint8_t(bits | (odd << 7));
         }
-        return table;
+        return signs;
     }
-
-    uint64_t of_eight(uint32_t bits) const { return bytes[bits]; }
-    uint64_t of_seven(uint32_t bits) const { return even[bits]; }
 };
 
-static constexpr SignTable kSigns = SignTable::make();
+static constexpr EvenSigns kEvenSigns = EvenSigns::make();
 
 }  // namespace QK_VARIANT
 }  // namespace qk

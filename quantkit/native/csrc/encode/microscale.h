@@ -58,6 +58,7 @@ struct Mxfp4Step {
         using I = typename T::I;
         T tile;
         load_tile(x + first * 32, w + first * 32, n_blocks, tile);
+        scale_weights(tile, largest_weight(tile));
         const F top = magnitude<F, I>(extremes(tile));
         const F unit = inverse_power<F, I>(top);
         scale_magnitudes(tile, unit);
@@ -113,6 +114,7 @@ struct Nvfp4Step {
         using I = typename T::I;
         T tile;
         load_tile(x + first * 16, w + first * 16, n_groups, tile);
+        scale_weights(tile, largest_weight(tile));
         scale_magnitudes(tile, splat<F>(1.0f));
         const I base = code_below<F, I>(extremes(tile));
         Best<F> best = {{}, {}, splat<F>(INFINITY)};

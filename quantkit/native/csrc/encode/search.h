@@ -186,6 +186,7 @@ struct ScaledStep {
         using F = typename T::F;
         T tile;
         load_tile(x + first * Type::kElements, w + first * Type::kElements, n_blocks, tile);
+        scale_weights(tile, largest_weight(tile));
         const F extreme = extremes(tile);
         const F scale = Type::scale(tile, extreme);
         alignas(64) uint8_t codes[kLanes * Type::kElements];

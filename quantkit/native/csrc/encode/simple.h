@@ -202,6 +202,7 @@ struct AffineStep {
         using Levels = typename Type::Levels;
         T tile;
         load_tile(x + first * 32, w + first * 32, n_blocks, tile);
+        scale_weights(tile, largest_weight(tile));
         const Centred<T> block(tile);
         const Line<F> line = search_line<Type>(tile, block);
         StoredLine<F> best = {{}, {}, splat<F>(INFINITY)};

@@ -80,11 +80,9 @@ inline void put_half(uint8_t* out, float v) {
 // weighs nothing, and they are still stored as well as the others allow.
 constexpr float kLeastWeight = 0x1p-24f;
 
-// n_blocks <= kLanes consecutive blocks; lanes without one hold zeros. The weights of a block are
-// scaled by a power of two so that no sum overflows; all zero, they count as ones.
+// n_blocks <= kLanes consecutive blocks; lanes without one repeat the first.
 template <class T>
 inline void load_tile(const float* x, const float* w, int n_blocks, T& tile) {
-    using F = typename T::F;
     for (int b = 0; b < T::kLanes; ++b) {
         const int from = b < n_blocks ? b : 0;
         for (int i = 0; i < T::kElements; ++i) {
@@ -92,10 +90,22 @@ inline void load_tile(const float* x, const float* w, int n_blocks, T& tile) {
             tile.w[i * T::kLanes + b] = w[from * T::kElements + i];
         }
     }
-    F top = {};
-    for (int i = 0; i < T::kElements; ++i) top = higher<F>(top, tile.weights(i));
-    const F scale = inverse_power<F, typename T::I>(top);
-    const auto empty = top == splat<F>(0.0f);
+}
+
+template <class T>
+inline typename T::F largest_weight(const T& tile) {
+    typename T::F top = {};
+    for (int i = 0; i < T::kElements; ++i) top = higher(top, tile.weights(i));
+    return top;
+}
+
+// Scales the weights by a power of two so that the largest is in [1, 2) and no sum overflows; all
+// zero, they become ones.
+template <class T>
+inline void scale_weights(T& tile, typename T::F largest) {
+    using F = typename T::F;
+    const F scale = inverse_power<F, typename T::I>(largest);
+    const auto empty = largest == splat<F>(0.0f);
     for (int i = 0; i < T::kElements; ++i) {
         const F scaled = higher<F>(tile.weights(i) * scale, splat<F>(kLeastWeight));
         store<F>(tile.w + i * T::kLanes, empty ? splat<F>(1.0f) : scaled);

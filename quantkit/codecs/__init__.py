@@ -1,8 +1,12 @@
 """Values to bytes and back for every tensor type: `decode`, `encode`, and what can do either.
 
 Parts are named arrays as the format names them; the types here have one, `data` (uint8, 1-D,
-rows one after the other). numpy releases the interpreter lock inside its loops, so callers may
-encode several tensors in threads.
+rows one after the other).
+
+Each type has a readable reference in numpy, and most a twin in the native library that is used
+where the library is there: the same bits when decoding, at most the same error when encoding. Both
+release the interpreter lock, so callers may work on several tensors in threads. `threads` is how
+many the library itself may use for one call, by default QUANTKIT_THREADS or every processor.
 """
 
 from __future__ import annotations
@@ -13,11 +17,11 @@ import numpy as np
 
 # Importing a module registers its codecs.
 from quantkit.codecs import affine, legacy, microscale, plain, reference  # noqa: F401
-from quantkit.codecs.base import Floats, codec_for, find_codec
+from quantkit.codecs.base import Floats, Halves, codec_for, find_codec
 from quantkit.codecs.blocks import checked_importance
 from quantkit.qtypes import QType
 
-__all__ = ["can_decode", "can_encode", "decode", "encode"]
+__all__ = ["can_decode", "can_encode", "decode", "decode_bfloat", "encode"]
 
 
 def can_decode(qtype: QType) -> bool:
@@ -31,26 +35,51 @@ def can_encode(qtype: QType) -> bool:
     return codec is not None and codec.can_encode
 
 
-def decode(qtype: QType, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Floats:
+def decode(
+    qtype: QType,
+    parts: Mapping[str, np.ndarray],
+    shape: tuple[int, ...],
+    *,
+    threads: int | None = None,
+) -> Floats:
     """The float32 values of a tensor, in `shape` (row-major).
 
     F32 gives a view of the part, read-only where the part is. FormatError: a type without
     decoder, bytes that do not match the shape, a block with a scale that is not finite, an integer
     that float32 cannot hold.
     """
-    return codec_for(qtype).decode(parts, tuple(shape))
+    return codec_for(qtype).decode(parts, tuple(shape), threads)
+
+
+def decode_bfloat(
+    qtype: QType,
+    parts: Mapping[str, np.ndarray],
+    shape: tuple[int, ...],
+    *,
+    threads: int | None = None,
+) -> Halves:
+    """The values of `decode` rounded to bfloat16 (to nearest even), as bits: uint16 in `shape`.
+
+    `torch.from_numpy(bits).view(torch.bfloat16)` makes a tensor of them without a copy. BF16
+    gives a view of the part, read-only where the part is. Errors as for `decode`.
+    """
+    return codec_for(qtype).decode_bfloat(parts, tuple(shape), threads)
 
 
 def encode(
-    qtype: QType, values: np.ndarray, importance: np.ndarray | None = None
+    qtype: QType,
+    values: np.ndarray,
+    importance: np.ndarray | None = None,
+    *,
+    threads: int | None = None,
 ) -> dict[str, np.ndarray]:
     """The parts that store `values` (float32, (..., row)) in type `qtype`.
 
     `importance` is the mean square of each input channel, (row,) or (n_expert, row) for values of
     three dimensions; block types minimise the squared error weighted by it, plain types ignore it.
-    Deterministic. FormatError: a type without encoder, rows that are not whole blocks, values
-    that are not finite or too large, importance of another shape.
+    Deterministic, whatever the number of threads. FormatError: a type without encoder, rows that
+    are not whole blocks, values that are not finite or too large, importance of another shape.
     """
     codec = codec_for(qtype)
     array = np.asarray(values, np.float32)
-    return codec.encode(array, checked_importance(array, importance))
+    return codec.encode(array, checked_importance(array, importance), threads)

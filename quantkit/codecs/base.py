@@ -11,7 +11,6 @@ import difflib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,23 +21,40 @@ from quantkit.qtypes import QType
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
+Halves = npt.NDArray[np.uint16]  # bits of 16-bit floats
 
 DATA = "data"  # the one part of every GGUF and every plain safetensors tensor
 
 
 class Codec(ABC):
-    """Values of one type: `decode` always, `encode` where `can_encode` says so."""
+    """Values of one type: `decode` always, `encode` where `can_encode` says so.
 
-    can_encode: ClassVar[bool] = False
+    `threads` is how many the native library may use, None all; the numpy reference uses one.
+    """
 
     def __init__(self, qtype: QType) -> None:
         self.qtype = qtype
 
+    @property
+    def can_encode(self) -> bool:
+        """Whether `encode` works."""
+        return False
+
     @abstractmethod
-    def decode(self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Floats:
+    def decode(
+        self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
+    ) -> Floats:
         """The float32 values, in `shape` (row-major)."""
 
-    def encode(self, values: Floats, importance: Doubles | None) -> dict[str, np.ndarray]:
+    def decode_bfloat(
+        self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
+    ) -> Halves:
+        """The bits of the values rounded to bfloat16, uint16 in `shape`."""
+        return bfloat_bits(self.decode(parts, shape, threads))
+
+    def encode(
+        self, values: Floats, importance: Doubles | None, threads: int | None = None
+    ) -> dict[str, np.ndarray]:
         """The parts that store `values`."""
         raise FormatError(
             f"{self.qtype.name} can be read but not written",
@@ -122,13 +138,28 @@ def require_magnitude(
     """
     flat = values.reshape(-1)
     bad = np.flatnonzero(~(np.abs(flat) <= largest))
-    if not bad.size:
-        return
-    shape = values.shape if shape is None else shape
-    position = np.unravel_index(first + int(bad[0]), shape) if shape else ()
-    raise FormatError(
+    if bad.size:
+        index = first + int(bad[0])
+        shape = values.shape if shape is None else shape
+        raise beyond_magnitude(flat[bad[0]], index, largest, qtype, shape)
+
+
+def beyond_magnitude(
+    value: np.float32, index: int, largest: float, qtype: QType, shape: tuple[int, ...]
+) -> FormatError:
+    """The error about the value at flat `index` of a tensor."""
+    position = np.unravel_index(index, shape) if shape else ()
+    return FormatError(
         f"a value that {qtype.name} cannot hold",
-        value=f"{flat[bad[0]]} at index {tuple(int(i) for i in position)}",
+        value=f"{value} at index {tuple(int(i) for i in position)}",
         rule=f"finite values of magnitude up to {largest:g}",
         hint="a non-finite weight usually comes from a damaged file or an overflow upstream",
     )
+
+
+def bfloat_bits(values: Floats) -> Halves:
+    """Values rounded to bfloat16, to nearest even, as bits; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    rounded = bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))
+    rounded = np.where(np.isnan(values), bits | np.uint32(0x400000), rounded)
+    return (rounded >> np.uint32(16)).astype(np.uint16)

@@ -17,11 +17,15 @@ from quantkit.codecs.base import (
     Codec,
     Doubles,
     Floats,
+    Halves,
+    beyond_magnitude,
+    bfloat_bits,
     data_part,
     require_magnitude,
     require_whole_rows,
 )
 from quantkit.errors import FormatError
+from quantkit.native import cpu
 
 DECODE_CHUNK_ELEMENTS = 1 << 17  # 512 KiB of output: stays in the second-level cache
 ENCODE_CHUNK_ELEMENTS = 1 << 16  # the search re-reads a chunk for every candidate scale
@@ -33,16 +37,40 @@ LEAST_RELATIVE_IMPORTANCE = 1e-6
 
 
 class BlockCodec(Codec):
-    """A type stored as `data`: blocks of `type_size` bytes, rows one after the other."""
+    """A type stored as `data`: blocks of `type_size` bytes, rows one after the other.
+
+    The native library decodes where it can; `decode_blocks` is the reference that it is held to.
+    """
 
     @abstractmethod
     def decode_blocks(self, blocks: Bytes, out: Floats) -> None:
         """Decode (n, type_size) bytes into `out`, (n, block_size) float32."""
 
-    def decode(self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Floats:
+    def decode(
+        self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
+    ) -> Floats:
         data = data_part(self.qtype, parts, shape)
+        out = np.empty(math.prod(shape), np.float32)
+        suspect = cpu.try_decode(self.qtype.gguf_id, data, out, threads=threads)
+        if suspect is None:
+            self._decode_by_reference(data, out, shape)
+        elif suspect:
+            self._require_finite(out.reshape(-1, self.qtype.block_size), 0, shape)
+        return out.reshape(shape)
+
+    def decode_bfloat(
+        self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
+    ) -> Halves:
+        data = data_part(self.qtype, parts, shape)
+        out = np.empty(math.prod(shape), np.uint16)
+        suspect = cpu.try_decode(self.qtype.gguf_id, data, out, threads=threads)
+        if suspect is None or suspect:  # by way of float32, which names the block at fault
+            return bfloat_bits(self.decode(parts, shape, threads))
+        return out.reshape(shape)
+
+    def _decode_by_reference(self, data: Bytes, flat: Floats, shape: tuple[int, ...]) -> None:
         blocks = data.reshape(-1, self.qtype.type_size)
-        out = np.empty((len(blocks), self.qtype.block_size), np.float32)
+        out = flat.reshape(-1, self.qtype.block_size)
         step = max(1, DECODE_CHUNK_ELEMENTS // self.qtype.block_size)
         for start in range(0, len(blocks), step):
             chunk = out[start : start + step]
@@ -52,7 +80,6 @@ class BlockCodec(Codec):
             # One sum finds NaN and infinity; it may also overflow, so the elements decide.
             if not math.isfinite(total):
                 self._require_finite(chunk, start, shape)
-        return out.reshape(shape)
 
     def _require_finite(self, chunk: Floats, start: int, shape: tuple[int, ...]) -> None:
         bad = np.flatnonzero(~np.isfinite(chunk))
@@ -69,15 +96,71 @@ class BlockCodec(Codec):
         )
 
 
-class SearchingCodec(BlockCodec):
-    """A block codec with an importance-aware encoder."""
-
-    can_encode = True
+class EncodingCodec(BlockCodec):
+    """A block codec with an importance-aware encoder, native where the library has one."""
 
     @property
     @abstractmethod
     def largest(self) -> float:
         """The largest magnitude that a block can store."""
+
+    @abstractmethod
+    def encode_matrix(
+        self,
+        blocks: Floats,
+        weights: Floats | None,
+        out: Bytes,
+        first: int,
+        shape: tuple[int, ...],
+    ) -> None:
+        """The reference: encode (n, block_size) blocks of whole rows into `out`, (n, type_size).
+
+        `weights` (row,) belongs to every row, None means 1 everywhere. `first` is the number of
+        blocks[0] in the tensor of `shape`, for errors.
+        """
+
+    def encode(
+        self, values: Floats, importance: Doubles | None, threads: int | None = None
+    ) -> dict[str, np.ndarray]:
+        require_whole_rows(self.qtype, values.shape)
+        blocks = values.reshape(-1, self.qtype.block_size)
+        out = np.empty((len(blocks), self.qtype.type_size), np.uint8)
+        if not len(blocks):
+            return {DATA: out.reshape(-1)}
+        native = cpu.can_encode(self.qtype.gguf_id)
+        for part, weights in _matrices(values, importance, self.qtype.block_size):
+            matrix, packed = blocks[part.start : part.stop], out[part.start : part.stop]
+            if native:
+                rows = np.ascontiguousarray(matrix).reshape(-1, values.shape[-1])
+                self._encode_natively(rows, weights, packed, part.start, values.shape, threads)
+            else:
+                self.encode_matrix(matrix, weights, packed, part.start, values.shape)
+        return {DATA: out.reshape(-1)}
+
+    def _encode_natively(
+        self,
+        rows: Floats,
+        weights: Floats | None,
+        out: Bytes,
+        first: int,
+        shape: tuple[int, ...],
+        threads: int | None,
+    ) -> None:
+        bad = cpu.first_beyond(rows, self.largest, threads=threads)
+        if bad is not None:
+            index = first * self.qtype.block_size + bad
+            value = rows.reshape(-1)[bad]
+            raise beyond_magnitude(value, index, self.largest, self.qtype, shape)
+        assert self.qtype.gguf_id is not None
+        cpu.encode(self.qtype.gguf_id, rows, weights, out, threads=threads)
+
+
+class SearchingCodec(EncodingCodec):
+    """An encoder whose reference searches many blocks at once, one in each column."""
+
+    @property
+    def can_encode(self) -> bool:
+        return True
 
     @abstractmethod
     def encode_columns(self, values: Floats, weight: Floats | None) -> Bytes:
@@ -86,41 +169,27 @@ class SearchingCodec(BlockCodec):
         `weight` has the shape of `values`; None means 1 everywhere.
         """
 
-    def encode(self, values: Floats, importance: Doubles | None) -> dict[str, np.ndarray]:
-        require_whole_rows(self.qtype, values.shape)
-        blocks = values.reshape(-1, self.qtype.block_size)
-        out = np.empty((len(blocks), self.qtype.type_size), np.uint8)
-        if not len(blocks):
-            return {DATA: out.reshape(-1)}
-        for part, weights in _matrices(values, importance, self.qtype.block_size):
-            self._encode_matrix(blocks, part, weights, out, values.shape)
-        return {DATA: out.reshape(-1)}
-
-    def _encode_matrix(
+    def encode_matrix(
         self,
         blocks: Floats,
-        part: range,
         weights: Floats | None,
         out: Bytes,
+        first: int,
         shape: tuple[int, ...],
     ) -> None:
         block_size = self.qtype.block_size
+        of_row = None if weights is None else weights.reshape(-1, block_size)
         step = max(1, ENCODE_CHUNK_ELEMENTS // block_size)
-        for start in range(part.start, part.stop, step):
-            stop = min(start + step, part.stop)
-            require_magnitude(
-                blocks[start:stop],
-                self.largest,
-                self.qtype,
-                first=start * block_size,
-                shape=shape,
-            )
-            columns = as_columns(blocks[start:stop])
+        for start in range(0, len(blocks), step):
+            chunk = blocks[start : start + step]
+            where = (first + start) * block_size
+            require_magnitude(chunk, self.largest, self.qtype, first=where, shape=shape)
             weight = None
-            if weights is not None:
-                within_row = np.arange(start - part.start, stop - part.start) % len(weights)
-                weight = as_columns(weights[within_row])
-            out[start:stop] = self.encode_columns(columns, weight)[: stop - start]
+            if of_row is not None:
+                within_row = np.arange(start, start + len(chunk)) % len(of_row)
+                weight = as_columns(of_row[within_row])
+            packed = self.encode_columns(as_columns(chunk), weight)
+            out[start : start + step] = packed[: len(chunk)]
 
 
 def as_columns(blocks: Floats) -> Floats:
@@ -136,10 +205,10 @@ def as_columns(blocks: Floats) -> Floats:
 def _matrices(
     values: Floats, importance: Doubles | None, block_size: int
 ) -> Iterator[tuple[range, Floats | None]]:
-    """(blocks of one matrix, its weights per block of a row) for each matrix that shares weights.
+    """(blocks of one matrix, weights (row,) of its rows) for each matrix that shares weights.
 
-    Weights are (blocks per row, block_size), relative to the mean importance; None where nothing
-    was ever measured, as for an expert that no token reached.
+    Weights are relative to the mean importance; None where nothing was ever measured, as for an
+    expert that no token reached.
     """
     n_blocks = values.size // block_size
     if importance is None:
@@ -153,8 +222,7 @@ def _matrices(
         if mean == 0:
             yield part, None
             continue
-        weights = (group / mean + LEAST_RELATIVE_IMPORTANCE).astype(np.float32)
-        yield part, weights.reshape(-1, block_size)
+        yield part, (group / mean + LEAST_RELATIVE_IMPORTANCE).astype(np.float32)
 
 
 def checked_importance(values: Floats, importance: np.ndarray | None) -> Doubles | None:

@@ -7,6 +7,7 @@ they are indices or hash constants, and a near miss would be silent corruption.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 
@@ -18,11 +19,14 @@ from quantkit.codecs.base import (
     Codec,
     Doubles,
     Floats,
+    Halves,
+    bfloat_bits,
     data_part,
     register,
     require_magnitude,
 )
 from quantkit.errors import FormatError
+from quantkit.native import cpu
 from quantkit.qtypes import by_name
 
 CHUNK_ELEMENTS = 1 << 18
@@ -35,7 +39,9 @@ class DtypeCodec(Codec):
         super().__init__(by_name(name))
         self._dtype = np.dtype(dtype)
 
-    def decode(self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Floats:
+    def decode(
+        self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
+    ) -> Floats:
         stored = data_part(self.qtype, parts, shape).view(self._dtype)
         out = np.empty(stored.size, np.float32)
         for start in range(0, stored.size, CHUNK_ELEMENTS):
@@ -70,16 +76,31 @@ class DtypeCodec(Codec):
 class Float32Codec(Codec):
     """F32: decoding returns a view of the part, read-only where the part is."""
 
-    can_encode = True
-
     def __init__(self) -> None:
         super().__init__(by_name("F32"))
 
-    def decode(self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Floats:
+    @property
+    def can_encode(self) -> bool:
+        return True
+
+    def decode_bfloat(
+        self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
+    ) -> Halves:
+        out = np.empty(math.prod(shape), np.uint16)
+        data = data_part(self.qtype, parts, shape)
+        if cpu.try_decode(self.qtype.gguf_id, data, out, threads=threads) is None:
+            return super().decode_bfloat(parts, shape, threads)
+        return out.reshape(shape)
+
+    def decode(
+        self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
+    ) -> Floats:
         values: Floats = data_part(self.qtype, parts, shape).view("<f4").reshape(shape)
         return values
 
-    def encode(self, values: Floats, importance: Doubles | None) -> dict[str, np.ndarray]:
+    def encode(
+        self, values: Floats, importance: Doubles | None, threads: int | None = None
+    ) -> dict[str, np.ndarray]:
         flat = values.reshape(-1)
         for start in range(0, flat.size, CHUNK_ELEMENTS):
             _require_writable(flat, start, self, values.shape, float(np.finfo(np.float32).max))
@@ -89,18 +110,26 @@ class Float32Codec(Codec):
 class HalfWidthCodec(Codec):
     """A 16-bit float."""
 
-    can_encode = True
     largest: float
 
-    def decode(self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Floats:
+    @property
+    def can_encode(self) -> bool:
+        return True
+
+    def decode(
+        self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
+    ) -> Floats:
         data = data_part(self.qtype, parts, shape)
         out = np.empty(data.size // 2, np.float32)
-        for start in range(0, out.size, CHUNK_ELEMENTS):
-            stop = min(start + CHUNK_ELEMENTS, out.size)
-            self._widen(data[2 * start : 2 * stop], out[start:stop])
+        if cpu.try_decode(self.qtype.gguf_id, data, out, threads=threads) is None:
+            for start in range(0, out.size, CHUNK_ELEMENTS):
+                stop = min(start + CHUNK_ELEMENTS, out.size)
+                self._widen(data[2 * start : 2 * stop], out[start:stop])
         return out.reshape(shape)
 
-    def encode(self, values: Floats, importance: Doubles | None) -> dict[str, np.ndarray]:
+    def encode(
+        self, values: Floats, importance: Doubles | None, threads: int | None = None
+    ) -> dict[str, np.ndarray]:
         flat = values.reshape(-1)
         out = np.empty(flat.size, "<u2")
         for start in range(0, flat.size, CHUNK_ELEMENTS):
@@ -141,15 +170,19 @@ class Bfloat16Codec(HalfWidthCodec):
     def __init__(self) -> None:
         super().__init__(by_name("BF16"))
 
+    def decode_bfloat(
+        self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
+    ) -> Halves:
+        stored: Halves = data_part(self.qtype, parts, shape).view("<u2").reshape(shape)
+        return stored
+
     def _widen(self, data: Bytes, out: Floats) -> None:
         bits = out.view(np.uint32)
         np.copyto(bits, data.view("<u2"))
         np.left_shift(bits, 16, out=bits)
 
     def _narrow(self, values: Floats) -> np.ndarray:
-        bits = values.view(np.uint32)
-        rounded = bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))
-        return (rounded >> 16).astype("<u2")
+        return bfloat_bits(values).astype("<u2")
 
 
 def _require_writable(
@@ -168,7 +201,9 @@ class TableCodec(Codec):
         super().__init__(by_name(name))
         self._table = table
 
-    def decode(self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Floats:
+    def decode(
+        self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
+    ) -> Floats:
         data = data_part(self.qtype, parts, shape)
         return np.take(self._table, data, axis=0).reshape(shape)
 

@@ -80,6 +80,19 @@ def decode(
     return bool(status == Status.OK)
 
 
+def try_decode(
+    type_id: int | None,
+    data: Bytes,
+    out: npt.NDArray[np.generic],
+    *,
+    threads: int | None = None,
+) -> bool | None:
+    """`decode` where the library has the type: whether a scale is suspect; else None."""
+    if type_id is None or not can_decode(type_id):
+        return None
+    return not decode(type_id, np.ascontiguousarray(data), out, threads=threads)
+
+
 def encode(
     type_id: int,
     values: Floats,
@@ -120,10 +133,10 @@ def first_beyond(values: Floats, largest: float, *, threads: int | None = None) 
 
 
 def _library() -> ctypes.CDLL:
-    loaded = lib.load()
-    if loaded.library is None:
-        raise RuntimeError(f"the native library is not available: {loaded.diagnosis}")
-    return loaded.library
+    library = lib.cpu()
+    if library is None:
+        raise RuntimeError(f"the native library is not available: {lib.load().diagnosis}")
+    return library
 
 
 def _mistake(library: ctypes.CDLL, status: int) -> RuntimeError:

@@ -13,7 +13,7 @@ from quantkit.codecs import decode
 from quantkit.errors import FormatError
 from quantkit.qtypes import QType
 
-LIBRARY_VARIABLE = "QUANTKIT_LIBGGML"
+LIBRARY_VARIABLE = "QUANTKIT_GGML_LIBRARY"
 LIBRARY_NAMES = ("libggml-base.so", "libggml-base.so.0", "libggml-base.dylib")
 
 
@@ -71,7 +71,7 @@ class Ggml:
 
 @pytest.fixture(scope="session")
 def ggml() -> Ggml:
-    """The library named by QUANTKIT_LIBGGML (a file or its folder), or one the loader finds."""
+    """The library named by QUANTKIT_GGML_LIBRARY (a file or its folder), or one the loader finds."""
     named = os.environ.get(LIBRARY_VARIABLE)
     if named and os.path.isdir(named):
         candidates = [os.path.join(named, name) for name in LIBRARY_NAMES]

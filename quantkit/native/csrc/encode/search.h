@@ -82,23 +82,33 @@ struct Fit {
     F curve;        // sum w level^2, half the second derivative of the error
 };
 
-// Codes at 1 / scale, then the least-squares scale through them.
+// Codes at 1 / scale, then the least-squares scale through them; kCount guesses side by side.
+template <class Levels, int kCount, class T>
+inline void fit_scales(const T& tile, const typename T::F (&inverse_scale)[kCount],
+                       Fit<typename T::F> (&fits)[kCount]) {
+    using F = typename T::F;
+    F xq[kCount] = {}, qq[kCount] = {};
+    for (int i = 0; i < T::kElements; ++i) {
+        const F x = tile.values(i), w = tile.weights(i);
+        for (int k = 0; k < kCount; ++k) {
+            const F q = Levels::template nearest<F, typename T::I>(x * inverse_scale[k]);
+            const F wq = w * q;
+            qq[k] += wq * q;
+            xq[k] += wq * x;
+        }
+    }
+    for (int k = 0; k < kCount; ++k) {
+        fits[k].scale = xq[k] * inverse<F>(qq[k]);
+        fits[k].gain = fits[k].scale * xq[k];
+        fits[k].curve = qq[k];
+    }
+}
+
 template <class Levels, class T>
 inline Fit<typename T::F> fit_scale(const T& tile, typename T::F inverse_scale) {
-    using F = typename T::F;
-    F xq = {}, qq = {};
-    for (int i = 0; i < T::kElements; ++i) {
-        const F x = tile.values(i);
-        const F q = Levels::template nearest<F, typename T::I>(x * inverse_scale);
-        const F wq = tile.weights(i) * q;
-        qq += wq * q;
-        xq += wq * x;
-    }
-    Fit<F> fit;
-    fit.scale = xq * inverse<F>(qq);
-    fit.gain = fit.scale * xq;
-    fit.curve = qq;
-    return fit;
+    Fit<typename T::F> fit[1];
+    fit_scales<Levels, 1>(tile, {inverse_scale}, fit);
+    return fit[0];
 }
 
 template <class F>
@@ -114,10 +124,15 @@ template <class Type, class T>
 inline Fit<typename T::F> search_fit(const T& tile, typename T::F extreme) {
     using F = typename T::F;
     using Levels = typename Type::Levels;
+    constexpr int kCount = 2, kGuesses = sizeof Type::kGuesses / sizeof(float);
+    static_assert(kGuesses % kCount == 0, "whole batches");
     const F per_extreme = inverse<F>(extreme);
-    Fit<F> best = {};
-    for (const float guess : Type::kGuesses) {
-        keep_better<F>(best, fit_scale<Levels>(tile, per_extreme * guess));
+    Fit<F> best = {}, fits[kCount];
+    for (int guess = 0; guess < kGuesses; guess += kCount) {
+        const float* levels = Type::kGuesses + guess;
+        fit_scales<Levels, kCount>(tile, {per_extreme * levels[0], per_extreme * levels[1]},
+                                   fits);
+        for (const Fit<F>& fit : fits) keep_better<F>(best, fit);
     }
     for (int turn = 0; turn < Type::kTurns; ++turn) {
         keep_better<F>(best, fit_scale<Levels>(tile, inverse<F>(best.scale)));
@@ -165,11 +180,16 @@ inline void write_codes(const T& tile, typename T::F scale, uint8_t* __restrict 
     using F = typename T::F;
     using I = typename T::I;
     const F inverse_scale = inverse<F>(scale);
-    for (int i = 0; i < T::kElements; ++i) {
-        int32_t codes[T::kLanes];
-        const I wide = Levels::template codes<F, I>(tile.values(i) * inverse_scale);
-        std::memcpy(codes, &wide, sizeof codes);
-        for (int b = 0; b < T::kLanes; ++b) bytes[b * T::kElements + i] = uint8_t(codes[b]);
+    for (int i = 0; i < T::kElements; i += 4) {
+        I four = {};
+        for (int k = 0; k < 4; ++k) {
+            four |= Levels::template codes<F, I>(tile.values(i + k) * inverse_scale) << (8 * k);
+        }
+        for (int b = 0; b < T::kLanes; ++b) {
+            const uint32_t word = uint32_t(four[b]);
+            uint8_t* out = bytes + b * T::kElements + i;
+            for (int k = 0; k < 4; ++k) out[k] = uint8_t(word >> (8 * k));
+        }
     }
 }
 

@@ -41,25 +41,42 @@ struct Q5_0 : Fitted<Q5_0> {
     static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
 };
 
-// Q8_0: with 255 levels a scale's rounding matters, so every guess is scored as stored.
+// Q8_0: with 255 levels a scale's rounding matters, so every guess is scored as stored. Clipping
+// does not pay: a scale is taken only if it reaches the extreme, and values need no clipping.
 struct Q8_0 {
     using Levels = Integers<-127, 127, 0>;
     static constexpr int kElements = 32, kBytes = 34;
-    static constexpr float kGuesses[] = {127.0f, 126.0f, 125.0f, 124.0f, 122.5f,
-                                         121.0f, 119.5f, 118.0f};
+    static constexpr int kGuesses = 20, kCount = 4;
+    static constexpr float kTop = 127.4f, kStep = 0.9f;
     static void pack(const uint8_t* codes, uint8_t* out) { std::memcpy(out, codes, 32); }
 
     template <class T>
     static typename T::F scale(const T& tile, typename T::F extreme) {
         using F = typename T::F;
         using I = typename T::I;
-        F best = {}, best_error = splat<F>(3e38f);
-        for (const float guess : kGuesses) {
-            const F scale = stored_scale<F, I>(extreme * (1.0f / guess), extreme);
-            const F error = error_at<Levels>(tile, scale);
-            const auto take = error < best_error;
-            best = take ? scale : best;
-            best_error = take ? error : best_error;
+        const F top = magnitude<F, I>(extreme);
+        F best = round_to_half<F, I>(top * (1.0f / 127.0f) + 0x1p-25f);
+        F best_error = splat<F>(INFINITY);
+        for (int guess = 0; guess < kGuesses; guess += kCount) {
+            F scales[kCount], per_scale[kCount], error[kCount] = {};
+            for (int k = 0; k < kCount; ++k) {
+                const float level = kTop - kStep * float(guess + k);
+                scales[k] = round_to_half<F, I>(top * (1.0f / level));
+                per_scale[k] = inverse<F>(scales[k]);
+            }
+            for (int i = 0; i < kElements; ++i) {
+                const F x = tile.values(i), w = tile.weights(i);
+                for (int k = 0; k < kCount; ++k) {
+                    const F t = x * per_scale[k], miss = t - kq::nearest<F>(t);
+                    error[k] += w * miss * miss;
+                }
+            }
+            for (int k = 0; k < kCount; ++k) {
+                error[k] *= scales[k] * scales[k];
+                const auto take = (error[k] < best_error) & (scales[k] * 127.5f >= top);
+                best = take ? scales[k] : best;
+                best_error = take ? error[k] : best_error;
+            }
         }
         return best;
     }

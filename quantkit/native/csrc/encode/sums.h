@@ -80,16 +80,53 @@ inline void put_half(uint8_t* out, float v) {
 // weighs nothing, and they are still stored as well as the others allow.
 constexpr float kLeastWeight = 0x1p-24f;
 
-// n_blocks <= kLanes consecutive blocks; lanes without one repeat the first.
+// Row r, lane c becomes row c, lane r: bit by bit of r and c.
+template <int kLanes, int kBit = 1>
+inline void transpose(typename Wide<kLanes>::F (&rows)[kLanes]) {
+    using F = typename Wide<kLanes>::F;
+    if constexpr (kBit < kLanes) {
+#if defined(__GNUC__) && !defined(__clang__)
+        typename Wide<kLanes>::I low, high;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            low[lane] = lane & kBit ? kLanes + lane - kBit : lane;
+            high[lane] = lane & kBit ? kLanes + lane : lane + kBit;
+        }
+#endif
+        for (int r = 0; r < kLanes; ++r) {
+            if (r & kBit) continue;
+            const F a = rows[r], b = rows[r + kBit];
+#if defined(__GNUC__) && !defined(__clang__)
+            rows[r] = __builtin_shuffle(a, b, low);
+            rows[r + kBit] = __builtin_shuffle(a, b, high);
+#else
+            for (int lane = 0; lane < kLanes; ++lane) {
+                rows[r][lane] = lane & kBit ? b[lane - kBit] : a[lane];
+                rows[r + kBit][lane] = lane & kBit ? b[lane] : a[lane + kBit];
+            }
+#endif
+        }
+        transpose<kLanes, 2 * kBit>(rows);
+    }
+}
+
+// n_blocks <= kLanes consecutive blocks, element by element; lanes without one repeat the first.
+template <class T>
+inline void interleave(const float* from, int n_blocks, float* to) {
+    using F = typename T::F;
+    for (int i = 0; i < T::kElements; i += T::kLanes) {
+        F rows[T::kLanes];
+        for (int b = 0; b < T::kLanes; ++b) {
+            rows[b] = load<F>(from + (b < n_blocks ? b : 0) * T::kElements + i);
+        }
+        transpose<T::kLanes>(rows);
+        for (int b = 0; b < T::kLanes; ++b) store<F>(to + (i + b) * T::kLanes, rows[b]);
+    }
+}
+
 template <class T>
 inline void load_tile(const float* x, const float* w, int n_blocks, T& tile) {
-    for (int b = 0; b < T::kLanes; ++b) {
-        const int from = b < n_blocks ? b : 0;
-        for (int i = 0; i < T::kElements; ++i) {
-            tile.x[i * T::kLanes + b] = x[from * T::kElements + i];
-            tile.w[i * T::kLanes + b] = w[from * T::kElements + i];
-        }
-    }
+    interleave<T>(x, n_blocks, tile.x);
+    interleave<T>(w, n_blocks, tile.w);
 }
 
 template <class T>

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -19,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import quantkit
 from quantkit.artifacts.schema import Count, FileName, Sha256, from_json, parse_json, to_json
 from quantkit.errors import ArtifactError
+from quantkit.files import read_regular, write_bytes_atomic
 
 HEADER_FIELDS = ("schema", "schema_version", "tool_version")
 
@@ -57,7 +56,13 @@ def dumps(artifact: Artifact) -> bytes:
     document = _document(artifact)
     fields = {name: value for name, value in document.items() if name not in HEADER_FIELDS}
     from_json(type(artifact), fields, label=artifact.SCHEMA)
-    return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    return _utf8(text + "\n")
+
+
+def _utf8(text: str) -> bytes:
+    """JSON in UTF-8; a file name's bytes that are no UTF-8 become the escapes that JSON has."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def loads(cls: type[A], data: bytes, file: Path | None = None) -> A:
@@ -100,7 +105,7 @@ def load(cls: type[A], path: Path) -> A:
 def load_with_id(cls: type[A], path: Path) -> tuple[A, FileId]:
     """Read the artifact and the identity (sha256, size) of exactly the bytes that were read."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise ArtifactError(
             f"{cls.SCHEMA}: cannot read the file",
@@ -113,43 +118,13 @@ def load_with_id(cls: type[A], path: Path) -> tuple[A, FileId]:
 
 
 def save(artifact: Artifact, path: Path) -> FileId:
-    """Write the artifact under a temporary name, sync it and rename; returns what was written."""
+    """Write the artifact, completely or not at all; returns what was written.
+
+    Raises ContainerError where it cannot be written.
+    """
     data = dumps(artifact)
-    try:
-        _write(path, data)
-    except OSError as error:
-        raise ArtifactError(
-            f"{artifact.SCHEMA}: cannot write the file",
-            file=path,
-            value=error.strerror,
-            rule="the folder must exist, be writable and have space",
-            hint="make the folder first, or name another",
-        ) from error
+    write_bytes_atomic(path, data)
     return FileId(path.name, hashlib.sha256(data).hexdigest(), len(data))
-
-
-def _write(path: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fchmod(stream.fileno(), 0o644)
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def content_sha256(artifact: Artifact) -> str:
@@ -157,4 +132,4 @@ def content_sha256(artifact: Artifact) -> str:
     document = _document(artifact)
     kept = {key: value for key, value in document.items() if key not in artifact.NOT_IDENTITY}
     text = json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_utf8(text)).hexdigest()

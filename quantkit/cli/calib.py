@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from quantkit.artifacts.schema import duplicates
 from quantkit.capture.texts import build_text, check_disjoint, load_manifest, load_text
 from quantkit.cli.common import AsJson, DryRun, emit, emit_written, guarded
-from quantkit.containers.atomic import write_text_atomic
+from quantkit.containers.writing import refuse_inputs
+from quantkit.errors import UsageError
+from quantkit.files import make_folder, write_text_atomic
 
 EPILOG = (
     "Example: quantkit calib build calib/selection.yaml --out texts/   (from installed packages); "
@@ -41,6 +44,12 @@ def build(
     """Rebuild texts from installed packages and compare them with their manifests' hashes."""
     loaded = {path: load_manifest(path) for path in manifests}
     places = {path: (out or path.parent) / f"{path.stem}.txt" for path in manifests}
+    twice = next(duplicates(str(place) for place in places.values()), None)
+    if twice:
+        raise UsageError(
+            "two manifests of one name", value=twice, rule="each manifest's text has its own file"
+        )
+    refuse_inputs(places.values(), manifests)
     if dry_run:
         plan = {str(places[path]): manifest.bytes for path, manifest in loaded.items()}
         text = "\n".join(f"would write {place}  {size:,} bytes" for place, size in plan.items())
@@ -48,7 +57,7 @@ def build(
         return
     built = {path: build_text(m, deb_dirs=deb_dir or ()) for path, m in loaded.items()}
     if out:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     for path, found in built.items():
         write_text_atomic(places[path], found.text)
     emit_written(as_json, places.values())

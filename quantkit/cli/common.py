@@ -13,6 +13,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from quantkit.containers.hashing import file_bytes, sha256_file
+from quantkit.containers.inputs import input_files
+from quantkit.containers.writing import refuse_inputs
 from quantkit.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, QuantkitError, UsageError
 
 R = TypeVar("R")
@@ -109,9 +111,20 @@ def command_line() -> list[str]:
     return ["quantkit", *sys.argv[1:]]
 
 
-def require_parent(path: Path) -> None:
-    """QuantkitError if the folder that `path` would be written to does not exist."""
-    if not path.absolute().parent.is_dir():
-        raise QuantkitError(
-            "the output's folder does not exist", file=path, hint="make the folder first"
-        )
+def require_outputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
+    """QuantkitError unless every output can be written where it is named.
+
+    Its folder exists, it is no folder itself, and no file that any of the `inputs` stands for
+    (shards, the files of a checkpoint). For every verb, before it does anything.
+    """
+    places = list(outputs)
+    for path in places:
+        if not path.absolute().parent.is_dir():
+            raise QuantkitError(
+                "the output's folder does not exist", file=path, hint="make the folder first"
+            )
+        if path.is_dir():
+            raise QuantkitError(
+                "the output is a folder", file=path, hint="name a file, for example one inside it"
+            )
+    refuse_inputs(places, (file for path in inputs for file in input_files(path)))

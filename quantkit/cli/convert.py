@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quantkit.cli.common import AsJson, DryRun, emit, emit_written, guarded, require_parent
+from quantkit.cli.common import AsJson, DryRun, emit, emit_written, guarded, require_outputs
 from quantkit.quantize import convert_checkpoint, converted_bytes
 
 EPILOG = "Example: quantkit convert Qwen3.8-Flash-Next/ flash-next-bf16.gguf"
@@ -27,7 +27,7 @@ def convert(
     dry_run: DryRun = False,
 ) -> None:
     """Write a transformers checkpoint as a BF16 GGUF that llama.cpp loads."""
-    require_parent(out)
+    require_outputs([out], [folder])
     if dry_run:
         size = converted_bytes(folder, name=name)
         emit(as_json, {"would_write": {str(out): size}}, f"would write {out}  {size:,} bytes")

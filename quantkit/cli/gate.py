@@ -19,7 +19,7 @@ from quantkit.cli.common import (
     emit_written,
     guarded,
     named_paths,
-    require_parent,
+    require_outputs,
 )
 from quantkit.errors import RecipeError, UsageError
 from quantkit.gate.criterion import criterion_from_bars
@@ -67,7 +67,7 @@ def gate(
     """KLD, top-1 agreement and held-out loss against fixed bars: PASS, FAIL or INCONCLUSIVE."""
     criterion = criterion_from_bars(dict(_bar(pair) for pair in bar or []))
     texts = named_paths(text, "--text")
-    require_parent(out)
+    require_outputs([out], [candidate, baseline, reference, *texts.values()])
     chosen = make_meter(meter, context, max_chunks, device, llama_perplexity)
     if dry_run:
         reads = [str(path) for path in (candidate, baseline, reference, *texts.values())]

@@ -18,7 +18,7 @@ from quantkit.cli.common import (
     emit_written,
     guarded,
     named_paths,
-    require_parent,
+    require_outputs,
 )
 from quantkit.measure import measure as run_measure
 from quantkit.runtime import pick_device
@@ -48,7 +48,7 @@ def measure(
 ) -> None:
     """Relative output error of every donor's experts, layer by layer, in one sweep."""
     sources = named_paths(source, "--source")
-    require_parent(out)
+    require_outputs([out], [reference, *sources.values(), *text])
     if dry_run:
         reads = [str(path) for path in (reference, *sources.values(), *text)]
         emit(as_json, {"reads": reads, "tokens": tokens}, "\n".join(f"reads {p}" for p in reads))

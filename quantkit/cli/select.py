@@ -18,9 +18,10 @@ from quantkit.cli.common import (
     emit,
     emit_written,
     guarded,
-    require_parent,
+    require_outputs,
 )
 from quantkit.errors import UsageError
+from quantkit.files import make_folder
 from quantkit.select import bytes_from_gb
 from quantkit.select import select as run_select
 
@@ -63,6 +64,8 @@ def select(
         raise UsageError("unknown unit", value=unit, rule=f"one of {', '.join(sorted(UNITS_OF))}")
     found, identity = load_with_id(Sensitivity, sensitivity)
     place = out or Path("selections") / f"{name or sensitivity.stem}.json"
+    if out is not None or place.parent.is_dir():
+        require_outputs([place], [sensitivity])
     chosen = run_select(
         found,
         identity,
@@ -75,7 +78,7 @@ def select(
     if dry_run:
         emit(as_json, to_json(chosen), f"{table(chosen)}\nwould write {place}")
         return
-    require_parent(place)
+    make_folder(place.parent)
     save(chosen, place)
     emit_written(as_json, [place], table(chosen), selection=to_json(chosen))
 

@@ -18,11 +18,11 @@ from quantkit.cli.common import (
     guarded,
     named_paths,
     parse_size,
-    require_parent,
+    require_outputs,
 )
 from quantkit.containers.gguf import open_gguf
 from quantkit.errors import UsageError
-from quantkit.splice import plan_from_selection, predicted_bytes, write_splice
+from quantkit.splice import output_paths, plan_from_selection, predicted_bytes, write_splice
 
 EPILOG = (
     "Example: quantkit splice selections/iq3_m.json hybrid.gguf --source base=q4_0.gguf "
@@ -51,8 +51,9 @@ def splice(
 ) -> None:
     """Write the hybrid by byte copy, with provenance, and verify every tensor."""
     chosen, identity = load_with_id(Selection, selection)
-    require_parent(out)
     files = named_paths(source, "--source")
+    inputs = [selection, *files.values()]
+    require_outputs([out], inputs)
     base = chosen.base.name
     if base not in files:
         raise UsageError(
@@ -63,6 +64,7 @@ def splice(
     split = parse_size(split_max_size) if split_max_size else None
     donors = {name: open_gguf(path) for name, path in files.items() if name != base}
     plan = plan_from_selection(chosen, open_gguf(files[base]), donors)
+    require_outputs(output_paths(plan, out, split_max_bytes=split), inputs)
     if dry_run:
         size = predicted_bytes(plan, split_max_bytes=split)
         emit(as_json, {"would_write": {str(out): size}}, f"would write {out}  {size:,} bytes")

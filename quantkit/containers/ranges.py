@@ -11,13 +11,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from quantkit.errors import ContainerError
+from quantkit.files import open_input
 
 # Small enough for a responsive Ctrl-C and for readers that follow, large enough for full speed.
 COPY_STEP_BYTES = 8 << 20
@@ -26,13 +26,6 @@ READ_STEP_BYTES = 1 << 20
 _NOT_POSSIBLE_HERE = frozenset(
     {errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY}
 )
-_INPUT_PROBLEMS = {
-    errno.ENOENT: ("no such file", "check the path"),
-    errno.ENOTDIR: ("no such file", "check the path; one of its folders is a file"),
-    errno.EACCES: ("the file may not be read", "check its permissions"),
-    errno.EISDIR: ("a folder where a file is needed", "name the file inside it"),
-    errno.ELOOP: ("a symbolic link that leads nowhere", "check where the link points"),
-}
 
 
 class ByteRange(NamedTuple):
@@ -44,25 +37,6 @@ class ByteRange(NamedTuple):
 
 
 Copier = Callable[[int, int, int, int, int], int]
-
-
-@contextmanager
-def open_input(path: Path) -> Iterator[int]:
-    """A read-only file descriptor of an existing regular file, or `ContainerError`."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno not in _INPUT_PROBLEMS:
-            raise
-        what, hint = _INPUT_PROBLEMS[error.errno]
-        raise ContainerError(what, file=path, hint=hint) from error
-    try:
-        if path.is_dir():
-            what, hint = _INPUT_PROBLEMS[errno.EISDIR]
-            raise ContainerError(what, file=path, hint=hint)
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def map_range(source: ByteRange) -> np.ndarray:

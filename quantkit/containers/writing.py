@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from quantkit.containers.base import ByteRange, TensorSpec
@@ -11,19 +11,36 @@ from quantkit.containers.ranges import copy_range
 from quantkit.errors import ContainerError
 
 
-def refuse_inputs(outputs: Sequence[Path], inputs: Iterable[Path]) -> None:
-    """Refuse outputs that are one of the inputs, under whatever name."""
-    distinct = sorted(set(inputs))
+def overwritten(outputs: Iterable[Path], inputs: Iterable[Path]) -> tuple[Path, Path] | None:
+    """The first output that is one of the inputs, and that input; under whatever names."""
+    known = {place: path for path in sorted(set(inputs)) if (place := _place(path))}
     for output in outputs:
-        same = [p for p in distinct if output.exists() and p.exists() and p.samefile(output)]
-        if same:
-            raise ContainerError(
-                "the output would overwrite one of its inputs",
-                file=output,
-                value=f"input {same[0]}",
-                rule="inputs are never touched",
-                hint="write under another name",
-            )
+        place = _place(output)
+        if place in known:
+            return output, known[place]
+    return None
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    """What a file is whatever leads to it (links, another case); None if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def refuse_inputs(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
+    """Refuse outputs that are one of the inputs, under whatever name."""
+    found = overwritten(outputs, inputs)
+    if found:
+        raise ContainerError(
+            "the output would overwrite one of its inputs",
+            file=found[0],
+            value=f"input {found[1]}",
+            rule="inputs are never touched",
+            hint="write under another name",
+        )
 
 
 def write_source(

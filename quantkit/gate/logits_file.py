@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quantkit.containers.atomic import atomic_path
 from quantkit.errors import ContainerError, ModelError, TextError
+from quantkit.files import atomic_path
 
 MAGIC = b"_logits_"
 HEADER = struct.Struct("<8siii")

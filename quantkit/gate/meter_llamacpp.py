@@ -23,14 +23,16 @@ from pathlib import Path
 
 from quantkit.artifacts.kld import KldStatistics
 from quantkit.artifacts.schema import Scalar
-from quantkit.containers.atomic import atomic_path
 from quantkit.errors import ContainerError, PeerError, QuantkitError, RecipeError, TextError
+from quantkit.files import atomic_path
 from quantkit.gate.llamacpp_report import CHUNK_LINE, is_complete, parse_report, tail
 from quantkit.gate.logits_file import LogitsFile, expected_bytes, open_logits_file
 from quantkit.gate.records import TokenRecords, compare_files
 from quantkit.progress import Progress
 
 PROGRAM = "llama-perplexity"
+SCRATCH_PREFIX = ".llama-perplexity-"
+"""Of the folders that stand beside a reference while a model is scored."""
 PROGRAM_VARIABLE = "QUANTKIT_LLAMA_PERPLEXITY"
 POLL_SECONDS = 0.2
 MIN_ATTEMPTS = 2
@@ -150,7 +152,9 @@ class LlamaPerplexity:
 
         The file is written beside the reference, takes as much space, and is removed.
         """
-        with tempfile.TemporaryDirectory(dir=reference.path.parent) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix=SCRATCH_PREFIX, dir=reference.path.parent
+        ) as folder:
             own = self.write_log_probs(model, text, Path(folder, "candidate"), settings)
             return compare_files(reference, own)
 

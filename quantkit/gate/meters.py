@@ -34,6 +34,10 @@ from quantkit.weights import ModelWeights, open_model
 from quantkit.weights.identity import file_id, model_files
 from quantkit.weights.tokenizer import load_tokenizer
 
+CACHE_DIGITS = 24
+CACHE_DIGEST = "[0-9a-f]" * CACHE_DIGITS
+"""Pattern (of a glob or a regular expression) for the hash in a cached file's name."""
+
 
 class Meter(Protocol):
     """Scores models on texts; both methods keep the order of the texts."""
@@ -245,7 +249,7 @@ class CachedMeter:
             "text": text_file(text).sha256,
             "model": [file.sha256 for file in identity],
         }
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:CACHE_DIGITS]
         return self.folder / f"{text.stem}-{digest}.{kind}"
 
 

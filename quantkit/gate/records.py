@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
-from quantkit.containers.atomic import atomic_path
 from quantkit.errors import ArtifactError
+from quantkit.files import atomic_path
 from quantkit.gate.kld import Losses, TokenScores, score_log_probs
 from quantkit.gate.logits_file import LogitsFile
 from quantkit.progress import Progress

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quantkit.containers.gguf import open_gguf
-from quantkit.errors import RecipeError
+from quantkit.containers.inputs import checkpoint_files
 from quantkit.gate.meters import Meter
 from quantkit.pipeline import stages
 from quantkit.pipeline.commands import Command, Commands
@@ -22,8 +22,6 @@ from quantkit.pipeline.workspace import Workspace
 from quantkit.quantize import converted_bytes
 from quantkit.quantize.encode import Rule, encoded_bytes
 from quantkit.select import bytes_from_gb
-
-CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja")
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Builder:
     def model_files(self) -> tuple[Path, ...]:
         """The files of the model that the recipe names."""
         if self.recipe.model_is_checkpoint:
-            return _checkpoint_files(self.recipe.model)
+            return checkpoint_files(self.recipe.model)
         return self.files_of(self.recipe.model)
 
     def steps(self) -> list[Step]:
@@ -268,25 +266,12 @@ class Builder:
 
     def files_of(self, model: Path) -> tuple[Path, ...]:
         """Every file of a GGUF; one that the run makes itself is not split."""
-        if model.parent == self.space.reference.parent:
-            return (model,)
-        return open_gguf(model).shards
+        return (model,) if model in self._made_models else open_gguf(model).shards
 
-
-def _checkpoint_files(folder: Path) -> tuple[Path, ...]:
-    found = (path for pattern in CHECKPOINT_FILES for path in folder.glob(pattern))
-    return tuple(sorted(path for path in found if path.is_file()))
-
-
-def require_free_names(builder: Builder) -> None:
-    """RecipeError if the run would write over a file that the recipe names as an input."""
-    made = {path.resolve() for step in builder.steps() for path in step.outputs}
-    for quantization in builder.recipe.fields.quantizations:
-        given = builder.recipe.file_of(quantization)
-        if given is not None and given.resolve() in made:
-            raise RecipeError(
-                "the recipe names a file that the run itself writes",
-                file=builder.recipe.path,
-                value=str(given),
-                rule="inputs lie outside the folder of the run",
-            )
+    @cached_property
+    def _made_models(self) -> frozenset[Path]:
+        fields, space = self.recipe.fields, self.space
+        names = [q.name for q in fields.quantizations if q.file is None]
+        names += [hybrid.name for hybrid in fields.hybrids]
+        made = [space.reference] if self.recipe.model_is_checkpoint else []
+        return frozenset([*made, *map(space.model, names)])

@@ -13,6 +13,7 @@ from quantkit.containers.hashing import file_bytes
 from quantkit.pipeline.recipe import Recipe
 from quantkit.pipeline.reporting import Reporter
 from quantkit.pipeline.run import make_builder
+from quantkit.pipeline.safety import require_free_names
 from quantkit.pipeline.steps import FileHashes, Ledger, Step
 
 DONE, TO_DO = "done before", "would run"
@@ -55,6 +56,7 @@ def plan_recipe(
     hashes = FileHashes()
     ledger = Ledger(builder.space.record, hashes)
     steps = Reporter(builder, hashes).all_steps()
+    require_free_names(recipe, steps, builder.space)
     remade: set[Path] = set()
     planned = []
     for number, step in enumerate(steps, 1):

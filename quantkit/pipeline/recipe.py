@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import quantkit
 from quantkit.artifacts.gate import ROLES
 from quantkit.capture.texts import load_manifest, load_text
+from quantkit.containers.inputs import input_files, is_checkpoint
 from quantkit.errors import RecipeError
 from quantkit.gate.criterion import Criterion, criterion_from_bars
 from quantkit.pipeline.schema import HINT, Quantization, RecipeFields, parse_recipe
@@ -49,7 +50,7 @@ class Recipe:
     @property
     def model_is_checkpoint(self) -> bool:
         """Whether the model has to be converted to a GGUF first."""
-        return (self.model / "config.json").is_file()
+        return is_checkpoint(self.model)
 
     @cached_property
     def criterion(self) -> Criterion:
@@ -65,6 +66,16 @@ class Recipe:
     def capture_text(self) -> Path:
         """The text that donors are measured on."""
         return self._text(self.fields.texts.capture)
+
+    def given_files(self) -> Iterator[Path]:
+        """Every file that the recipe names, and the recipe itself."""
+        texts = self.fields.texts
+        files = [self.file_of(q) for q in self.fields.quantizations]
+        yield self.path
+        for model in (self.model, *(file for file in files if file is not None)):
+            yield from input_files(model)
+        for given in (texts.selection, texts.check, texts.held_out, texts.capture):
+            yield from (self._resolve(given), self._text(given))
 
     def file_of(self, quantization: Quantization) -> Path | None:
         """The existing file that a quantization names, if it names one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from quantkit.artifacts.gate import PASS
-from quantkit.containers.atomic import write_text_atomic
+from quantkit.files import write_text_atomic
 from quantkit.pipeline.build import Builder
 from quantkit.pipeline.facts import gather
 from quantkit.pipeline.steps import FileHashes, Step

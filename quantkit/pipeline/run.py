@@ -12,11 +12,12 @@ import torch
 from quantkit.artifacts.gate import INCONCLUSIVE
 from quantkit.artifacts.store import load
 from quantkit.errors import EXIT_GATE_FAILED, EXIT_INCONCLUSIVE, EXIT_PASS, ArtifactError
-from quantkit.pipeline.build import Builder, require_free_names
+from quantkit.pipeline.build import Builder
 from quantkit.pipeline.criterion import CriterionRecord
 from quantkit.pipeline.meters import make_meter
 from quantkit.pipeline.recipe import Recipe
 from quantkit.pipeline.reporting import Reporter
+from quantkit.pipeline.safety import require_free_names, written_files
 from quantkit.pipeline.steps import FileHashes, Ledger, Step
 from quantkit.progress import log
 from quantkit.report.facts import HYBRID, ModelFacts, RunFacts
@@ -93,9 +94,10 @@ def run_recipe(
     builder = make_builder(recipe, device, meter)
     hashes = FileHashes()
     reporter = Reporter(builder, hashes)
-    with builder.space.occupied():
+    steps = reporter.all_steps()
+    require_free_names(recipe, steps, builder.space)
+    with builder.space.occupied(written_files(steps, builder.space)):
         ledger = Ledger(builder.space.record, hashes)
-        steps = reporter.all_steps()
         _tell_new_bars(builder)
         for number, step in enumerate(steps, 1):
             _do(ledger, step, f"[{number}/{len(steps)}]")
@@ -105,9 +107,7 @@ def run_recipe(
 def make_builder(recipe: Recipe, device: torch.device | str, meter: str) -> Builder:
     """The steps' builder for a meter by name and a device by name or as torch has it."""
     chosen = pick_device(device) if isinstance(device, str) else device
-    builder = Builder(recipe, make_meter(meter, recipe.fields.gate, chosen), chosen)
-    require_free_names(builder)
-    return builder
+    return Builder(recipe, make_meter(meter, recipe.fields.gate, chosen), chosen)
 
 
 def _tell_new_bars(builder: Builder) -> None:

@@ -13,7 +13,7 @@ from quantkit.artifacts.sensitivity import Sensitivity
 from quantkit.artifacts.store import load_with_id, save
 from quantkit.containers.gguf import open_gguf
 from quantkit.gate.criterion import Criterion
-from quantkit.gate.meters import CachedMeter, Meter, text_file
+from quantkit.gate.meters import CACHE_DIGEST, CachedMeter, Meter, text_file
 from quantkit.gate.run import gate, measure_kld
 from quantkit.measure import measure
 from quantkit.pipeline.criterion import CriterionRecord
@@ -26,7 +26,7 @@ from quantkit.splice import plan_from_selection, write_splice
 from quantkit.splice.write import PROVENANCE_SUFFIX
 from quantkit.weights.identity import model_files
 
-LOG_PROBS = "*.logits"
+LOG_PROBS = f"*-{CACHE_DIGEST}.logits"
 """How the meters name the reference's log-probabilities in the cache."""
 
 Texts = Mapping[str, Path]

@@ -6,7 +6,7 @@ sensitivity.json    what swapping each layer costs
 selections/         the choice for each hybrid
 gate/, kld/         figures and verdicts
 report.md, size-kld.png
-state/              one record per finished step
+state/              one record per finished step, and a mark that the folder is a run's
 cache/              log-probabilities of the reference and per-token scores
 """
 
@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from quantkit.errors import RecipeError
+from quantkit.files import make_folder, staging_folder
+from quantkit.gate.meter_llamacpp import SCRATCH_PREFIX
+from quantkit.gate.meters import CACHE_DIGEST
 
 FOLDERS = ("models", "selections", "gate", "kld", "state", "cache")
-LEFTOVERS = (".*.partial", ".*.tmp")
-CACHE_LEFTOVERS = "tmp*"
+MARKER = "made-by-quantkit"
+CACHE_LEFTOVER = re.compile(rf"\..+-{CACHE_DIGEST}\.\w+(\.sha256)?\.partial|\{SCRATCH_PREFIX}.*")
 REFERENCE = "reference"
 
 
@@ -78,11 +82,28 @@ class Workspace:
         """The record of a finished step."""
         return self.root / "state" / f"{step.replace(' ', '-')}.json"
 
+    @property
+    def private_folders(self) -> tuple[Path, ...]:
+        """Folders that hold nothing but the run's own files."""
+        return self.root / "state", self.cache
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a run has used this folder before."""
+        return self._marker.is_file() or self.record("criterion").is_file()
+
+    @property
+    def _marker(self) -> Path:
+        return self.root / "state" / MARKER
+
     @contextmanager
-    def occupied(self) -> Iterator[None]:
-        """Make the folders, keep other runs out, and sweep up after a killed one."""
+    def occupied(self, written: Iterable[Path]) -> Iterator[None]:
+        """Make the folders, keep other runs out, and sweep up after a killed one.
+
+        `written` are the files that the run writes: nothing but their unfinished forms is removed.
+        """
         for name in FOLDERS:
-            (self.root / name).mkdir(parents=True, exist_ok=True)
+            make_folder(self.root / name)
         descriptor = os.open(self.root / "state", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             try:
@@ -93,17 +114,16 @@ class Workspace:
                     file=self.root,
                     hint="wait for it, or give the recipe another `work` folder",
                 ) from None
-            self._sweep_up()
+            if not self._marker.exists():
+                self._marker.touch()
+            self._sweep_up(written)
             yield
         finally:
             os.close(descriptor)
 
-    def _sweep_up(self) -> None:
+    def _sweep_up(self, written: Iterable[Path]) -> None:
         """Remove what writers that were killed left behind: nobody else writes here now."""
-        places = [self.root, *(self.root / name for name in FOLDERS)]
-        found = [path for place in places for mark in LEFTOVERS for path in place.glob(mark)]
-        for path in [*found, *self.cache.glob(CACHE_LEFTOVERS)]:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        cached = (path for path in self.cache.iterdir() if CACHE_LEFTOVER.fullmatch(path.name))
+        for folder in [*map(staging_folder, written), *cached]:
+            if folder.is_dir() and not folder.is_symlink():
+                shutil.rmtree(folder)

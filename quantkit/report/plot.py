@@ -22,7 +22,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import LogFormatter
 from matplotlib.transforms import Bbox, BboxBase
 
-from quantkit.containers.atomic import atomic_path
+from quantkit.files import atomic_path
 from quantkit.report.facts import BASE, DONOR, HYBRID, ModelFacts
 from quantkit.report.tables import size_unit
 

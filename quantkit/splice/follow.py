@@ -23,8 +23,9 @@ import numpy as np
 
 from quantkit.containers.gguf import open_gguf
 from quantkit.containers.gguf.write import ShardPlan
-from quantkit.containers.ranges import ByteRange, iterate_range, open_input
+from quantkit.containers.ranges import ByteRange, iterate_range
 from quantkit.errors import ContainerError
+from quantkit.files import open_input
 from quantkit.splice.trail import Trail
 
 # A piece stays in the second-level cache between the read, the comparison and the hash.

@@ -18,11 +18,11 @@ from threading import Lock
 
 from quantkit.artifacts.schema import Scalar
 from quantkit.artifacts.store import FileId, dumps
-from quantkit.containers.atomic import atomic_paths
 from quantkit.containers.gguf.write import ShardPlan, plan_gguf, write_planned
 from quantkit.containers.hashing import file_bytes, sha256_file
 from quantkit.containers.writing import refuse_inputs
 from quantkit.errors import ArtifactError
+from quantkit.files import atomic_paths
 from quantkit.progress import Progress
 from quantkit.splice.follow import Followers
 from quantkit.splice.plan import SplicePlan
@@ -44,6 +44,15 @@ class SpliceResult:
     def nbytes(self) -> int:
         """Size of the model in bytes, all shards together."""
         return sum(output.bytes for output in self.outputs)
+
+
+def output_paths(
+    plan: SplicePlan, out: Path, *, split_max_bytes: int | None = None
+) -> tuple[Path, ...]:
+    """Every file that `write_splice` would write: the model's, then the provenance."""
+    placeholders = dict.fromkeys(_source_paths(plan), HASH_PLACEHOLDER)
+    shards = _plan_files(plan, out, placeholders, split_max_bytes)
+    return (*(shard.path for shard in shards), out.with_name(out.name + PROVENANCE_SUFFIX))
 
 
 def predicted_bytes(plan: SplicePlan, *, split_max_bytes: int | None = None) -> int:

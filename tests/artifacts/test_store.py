@@ -24,7 +24,7 @@ from quantkit.artifacts.store import (
     loads,
     save,
 )
-from quantkit.errors import ArtifactError, QuantkitError
+from quantkit.errors import ArtifactError, ContainerError, QuantkitError
 from tests.artifacts.examples import examples, sensitivity, source_layer
 
 BY_SCHEMA = {artifact.SCHEMA: artifact for artifact in examples()}
@@ -145,7 +145,7 @@ def test_truncated_at_any_byte_is_refused(artifact: Artifact) -> None:
 def test_missing_file_and_folder_say_what_to_do(artifact: Artifact, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="hint:"):
         load(type(artifact), tmp_path / "none.json")
-    with pytest.raises(ArtifactError, match="hint:"):
+    with pytest.raises(ContainerError, match="hint:"):
         save(artifact, tmp_path / "none" / "a.json")
 
 

@@ -12,12 +12,6 @@ from pathlib import Path
 import pytest
 
 from quantkit.containers import ranges
-from quantkit.containers.atomic import (
-    atomic_path,
-    atomic_paths,
-    write_json_atomic,
-    write_text_atomic,
-)
 from quantkit.containers.hashing import sha256_file, sha256_range
 from quantkit.containers.ranges import (
     ByteRange,
@@ -29,6 +23,12 @@ from quantkit.containers.ranges import (
     read_range,
 )
 from quantkit.errors import ContainerError
+from quantkit.files import (
+    atomic_path,
+    atomic_paths,
+    write_json_atomic,
+    write_text_atomic,
+)
 
 from .builders import noise
 

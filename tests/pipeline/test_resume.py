@@ -110,12 +110,28 @@ def test_reference_log_probabilities_are_made_again_together(copied: ShortRun) -
 
 def test_leftovers_of_killed_writers_are_swept_up(copied: ShortRun) -> None:
     whole = contents(copied.root)
-    for name in ("models/.x.gguf.partial", "cache/.y.logits.partial", "cache/tmpabc"):
+    cached = f"cache/.check-{'0a' * 12}"
+    for name in (
+        "models/.far.gguf.partial",
+        "state/.measure.json.partial",
+        f"{cached}.logits.partial",
+        f"{cached}.scores.partial",
+        "cache/.llama-perplexity-abc",
+    ):
         (copied.root / name).mkdir()
         (copied.root / name / "file").write_text("half")
-    (copied.root / "gate" / ".far.json.abc.tmp").write_text("half")
     assert run_in(copied.folder, copied.recipe).steps == []
     assert contents(copied.root) == whole
+
+
+def test_files_that_a_run_has_not_made_are_left_alone(copied: ShortRun) -> None:
+    mine = [".mine.tmp", ".mine.partial", "cache/tmp_notes.txt", "cache/base.logits", "cache/.y"]
+    for name in mine:
+        (copied.root / name).write_text("mine")
+    (copied.root / "models" / ".mine.gguf.partial").mkdir()
+    run_in(copied.folder, copied.recipe)
+    assert [(copied.root / name).read_text() for name in mine] == ["mine"] * len(mine)
+    assert (copied.root / "models" / ".mine.gguf.partial").is_dir()
 
 
 def _target(recipe: dict[str, Any]) -> None:

@@ -149,7 +149,7 @@ def test_a_target_below_the_floor_leaves_no_hybrid(copied: ShortRun, tmp_path: P
 
 def test_two_runs_in_one_folder_are_refused(copied: ShortRun) -> None:
     with (
-        Workspace(copied.root).occupied(),
+        Workspace(copied.root).occupied([]),
         pytest.raises(RecipeError, match="another run is using this folder"),
     ):
         run_in(copied.folder, copied.recipe)
@@ -237,6 +237,7 @@ def test_the_plan_knows_sizes_beforehand(shared: ShortRun, tmp_path: Path, monke
     assert step.state == "would run"
     # The head has 4096 rows of 256 values, in blocks of 32 of 18 instead of 34 bytes.
     saved = 4096 * 256 // 32 * (34 - 18)
-    assert step.bytes == planned["quantize q2_0"].bytes - saved
+    header = step.bytes - (planned["quantize q2_0"].bytes - saved)
+    assert 0 <= header <= 64, "the header names one rule more"
     assert again["measure"].state == "would run"
     assert again["kld q4_0"].state == "done before"

@@ -30,9 +30,9 @@ from quantkit.capture.texts.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
-from quantkit.containers.atomic import atomic_paths
 from quantkit.containers.hashing import sha256_file
 from quantkit.errors import TextError
+from quantkit.files import atomic_paths
 from quantkit.progress import log, track
 
 TRAIN_TOKENS = "train.npy"

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quantkit.containers.gguf.values import ITEM_BYTES, U32, U64, ValueType, text
-from quantkit.containers.ranges import open_input
 from quantkit.errors import ContainerError
+from quantkit.files import open_input
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -80,6 +80,17 @@ def _only_model(folder: Path) -> Path:
     )
 
 
+def sibling_shards(path: Path) -> list[Path]:
+    """The other files that a shard's name says belong to its model; none for other names."""
+    match = _SHARD_NAME.match(path.name)
+    if match is None:
+        return []
+    whole = path.with_name(match["prefix"] + ".gguf")
+    count = int(match["count"])
+    shards = (shard_path(whole, number, count) for number in range(min(count, MAX_SHARDS)))
+    return [shard for shard in shards if shard != path and shard.is_file()]
+
+
 def open_shards(first: Header, parse: Callable[[Path], Header]) -> list[Header]:
     """All shards of the model that `first` belongs to, in order, checked against each other."""
     count = _value(first, COUNT_KEY, 1)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from quantkit.containers.atomic import atomic_paths
 from quantkit.containers.base import TensorSpec, check_spec
 from quantkit.containers.gguf.header import (
     ALIGNMENT_KEY,
@@ -29,6 +28,7 @@ from quantkit.containers.gguf.values import U32, U64, ValueType, key_of, pack_kv
 from quantkit.containers.ranges import ByteRange
 from quantkit.containers.writing import refuse_inputs, write_all, write_source
 from quantkit.errors import ContainerError
+from quantkit.files import atomic_paths
 from quantkit.progress import Progress
 
 WRITTEN_VERSION = 3

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from quantkit.containers.base import TensorEntry
-from quantkit.containers.ranges import open_input
 from quantkit.errors import ContainerError, FormatError
+from quantkit.files import open_input
 from quantkit.qtypes import QType, by_safetensors_dtype
 
 INDEX_NAME = "model.safetensors.index.json"

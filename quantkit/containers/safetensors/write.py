@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quantkit.containers.atomic import atomic_paths
 from quantkit.containers.base import TensorSpec, check_spec
 from quantkit.containers.ranges import ByteRange
 from quantkit.containers.safetensors.read import INDEX_NAME, METADATA_KEY, SINGLE_NAME
 from quantkit.containers.writing import refuse_inputs, write_all, write_source
 from quantkit.errors import ContainerError
+from quantkit.files import atomic_paths
 from quantkit.progress import Progress
 
 HEADER_ALIGNMENT = 8

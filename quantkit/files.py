@@ -1,4 +1,7 @@
-"""Files that are either there completely or not at all.
+"""Files: read only what is one, and write them completely or not at all.
+
+A path given by a user may name a pipe or a device, which would hang or never end, so inputs are
+opened without waiting and refused unless they are regular files.
 
 Everything is written inside a hidden folder next to the final place (`.<name>.partial/`), under its
 final name, so that a set of shards can be opened and checked before it exists for anybody else.
@@ -14,12 +17,21 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from quantkit.errors import ContainerError
 
+_INPUT_PROBLEMS = {
+    errno.ENOENT: ("no such file", "check the path"),
+    errno.ENOTDIR: ("no such file", "check the path; one of its folders is a file"),
+    errno.EACCES: ("the file may not be read", "check its permissions"),
+    errno.EISDIR: ("a folder where a file is needed", "name the file inside it"),
+    errno.ELOOP: ("a symbolic link that leads nowhere", "check where the link points"),
+    errno.EINVAL: ("not a regular file", "pipes and devices cannot be read; write a file first"),
+}
 _OUTPUT_PROBLEMS = {
     errno.ENOSPC: "free space there, or write somewhere else",
     errno.EDQUOT: "the quota is used up; free space there, or write somewhere else",
@@ -27,6 +39,64 @@ _OUTPUT_PROBLEMS = {
     errno.EACCES: "write to a folder that you may write to",
     errno.EROFS: "the file system is read-only; write somewhere else",
 }
+
+
+def _open_regular(path: Path) -> int:
+    """A read-only descriptor; OSError for what is not there, may not be read or is no file."""
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "a path with a NUL byte", str(path))
+    # A pipe that nobody writes to would make a plain open wait for ever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+@contextmanager
+def open_input(path: Path) -> Iterator[int]:
+    """A read-only file descriptor of an existing regular file, or `ContainerError`."""
+    try:
+        descriptor = _open_regular(path)
+    except OSError as error:
+        if error.errno not in _INPUT_PROBLEMS:
+            raise
+        what, hint = _INPUT_PROBLEMS[error.errno]
+        raise ContainerError(what, file=path, hint=hint) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: Path) -> bytes:
+    """All bytes of a regular file; OSError for anything else, for callers with words of their own.
+
+    Meant for small files.
+    """
+    with os.fdopen(_open_regular(path), "rb") as stream:
+        return stream.read()
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; `ContainerError` where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ContainerError(
+            f"could not make the folder: {error.strerror}",
+            file=folder,
+            rule="a folder that exists, or can be made",
+            hint="name a folder that you may write to",
+        ) from error
+
+
+def staging_folder(final: Path) -> Path:
+    """Where a file, or a set that starts with it, stands until it is complete."""
+    return final.with_name(f".{final.name}.partial")
 
 
 @contextmanager
@@ -38,8 +108,8 @@ def atomic_paths(finals: Sequence[Path]) -> Iterator[tuple[Path, ...]]:
     """
     folder = finals[0].parent
     _check_targets(finals)
-    staging = folder / f".{finals[0].name}.partial"
-    with _output_errors(finals[0], staging), _locked_folder(staging):
+    staging = staging_folder(finals[0])
+    with _output_errors(finals[0], staging), _locked(staging, finals[0]):
         try:
             _empty(staging)
             temporary = tuple(staging / final.name for final in finals)
@@ -60,10 +130,15 @@ def atomic_path(final: Path) -> Iterator[Path]:
         yield paths[0]
 
 
-def write_text_atomic(path: Path, text: str) -> None:
-    """Write UTF-8 text that is there completely or not at all."""
+def write_bytes_atomic(path: Path, data: bytes) -> None:
+    """Write a file that is there completely or not at all."""
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(data)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write UTF-8 text; what a file name has that is no UTF-8 becomes an escape."""
+    write_bytes_atomic(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_json_atomic(path: Path, value: object) -> None:
@@ -105,14 +180,14 @@ def _output_errors(final: Path, staging: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked_folder(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, final: Path) -> Iterator[None]:
     folder.mkdir(exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not _lock(descriptor):
             raise ContainerError(
                 "another process is writing this file",
-                file=folder,
+                file=final,
                 hint="wait for it, or write under another name",
             )
         yield

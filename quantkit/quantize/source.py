@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from quantkit.containers.gguf import open_gguf
 from quantkit.containers.safetensors import open_safetensors
 from quantkit.qtypes import QType
 from quantkit.quantize import convert
-from quantkit.weights.handle import decode_rows
 
 Floats = npt.NDArray[np.float32]
 CHUNK_ELEMENTS = 1 << 20
@@ -77,7 +77,13 @@ class SourceTensor:
             yield Block(first, count, self._reader(self.entry, first, count))
 
     def _reader(self, entry: TensorEntry, first: int, count: int) -> Callable[[], Floats]:
-        return lambda: decode_rows(entry, first, count, (count, self.shape[-1]))
+        row_bytes = self.qtype.nbytes(self.shape[-1])
+
+        def load() -> Floats:
+            data = entry.parts()["data"][first * row_bytes : (first + count) * row_bytes]
+            return self._decoded(data, count)
+
+        return load
 
     def _made_blocks(self) -> Iterator[Block]:
         assert callable(self.spec.source)
@@ -88,11 +94,13 @@ class SourceTensor:
             n_rows = len(data) // row_bytes
             for first, count in self._cuts(start, start + n_rows):
                 own = data[(first - start) * row_bytes : (first - start + count) * row_bytes]
-                yield Block(first, count, self._decoder(own, count))
+                yield Block(first, count, partial(self._decoded, own, count))
             start += n_rows
 
-    def _decoder(self, data: npt.NDArray[np.uint8], count: int) -> Callable[[], Floats]:
-        return lambda: codecs.decode(self.qtype, {"data": data}, (count, self.shape[-1]))
+    def _decoded(self, data: npt.NDArray[np.uint8], count: int) -> Floats:
+        # One thread each: there are as many blocks at work as there are threads.
+        shape = (count, self.shape[-1])
+        return codecs.decode(self.qtype, {"data": data}, shape, threads=1)
 
     def _cuts(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """(first row, rows) of blocks that fill [start, stop)."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from quantkit import codecs
 from quantkit.containers.imatrix import MeanSquares
@@ -92,7 +93,7 @@ def _encode(e: Encoding, block: Block, importance: Floats | None) -> tuple[memor
     try:
         values = block.load()
         _require_finite(values, e, block)
-        data = codecs.encode(e.qtype, values, importance)["data"]
+        data = codecs.encode(e.qtype, values, importance, threads=1)["data"]
     except FormatError as error:
         error.file, error.tensor = str(e.entry.path), e.entry.name
         raise
@@ -115,9 +116,8 @@ def _require_finite(values: Floats, e: Encoding, block: Block) -> None:
 
 
 def _sums(qtype: QType, values: Floats, data: np.ndarray, importance: Floats | None) -> Sums:
-    decoded = codecs.decode(qtype, {"data": data}, values.shape)
-    change = np.square(np.subtract(decoded, values, dtype=np.float64)).sum(axis=0)
-    value = np.square(values, dtype=np.float64).sum(axis=0)
+    decoded = codecs.decode(qtype, {"data": data}, values.shape, threads=1)
+    change, value = _column_squares(decoded - values), _column_squares(values)
     sums = Sums(float(change.sum()), float(value.sum()))
     if importance is None:
         return sums
@@ -125,3 +125,8 @@ def _sums(qtype: QType, values: Floats, data: np.ndarray, importance: Floats | N
     return sums._replace(
         weighted_change=float(change @ weights), weighted_value=float(value @ weights)
     )
+
+
+def _column_squares(values: Floats) -> npt.NDArray[np.float64]:
+    # Not a matrix product: those may sum in another order with another number of threads.
+    return np.einsum("ij,ij->j", values, values, dtype=np.float64)

@@ -18,6 +18,7 @@ import quantkit
 VERBS = {
     "inspect": "quantkit.cli.inspect",
     "calib": "quantkit.cli.calib",
+    "capture": "quantkit.cli.capture",
     "convert": "quantkit.cli.convert",
     "quantize": "quantkit.cli.quantize",
     "measure": "quantkit.cli.measure",

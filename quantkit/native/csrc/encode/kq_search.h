@@ -7,8 +7,9 @@
 //   1. for each sub-block, the best real-valued (step, offset) over a table of first guesses,
 //      each turned into codes and then into the least-squares line through those codes;
 //   2. the fp16 super-scale whose integer multiples lie closest to those steps (and offsets);
-//   3. in turns: neighbouring integers of every sub-block by true error, and d, dmin from the
-//      2x2 normal equations of the whole super-block, as long as the true error falls.
+//   3. integers within reach for every sub-block by true error, since that error is rugged; then
+//      d, dmin from the 2x2 normal equations of the whole super-block and the nearest integers
+//      again, as long as the true error falls.
 #pragma once
 
 #include "kq_half.h"
@@ -41,6 +42,7 @@ struct Block {
     alignas(64) float mean[P::kSubBlocks];  // weighted; 0 for types without a min
     alignas(64) float low[P::kSubBlocks], high[P::kSubBlocks];  // extremes of x
     alignas(64) float sum_w[P::kSubBlocks], sum_wx[P::kSubBlocks];
+    alignas(64) float sum_wxx[P::kSubBlocks];
     float unit;  // 2^e: true value = unit * (x + mean)
 };
 
@@ -84,17 +86,22 @@ inline Moments<F> moments(const Block<P>& block, int lane, F offset, F inverse_s
     return m;
 }
 
+// sum w (x - decoded)^2, the codes being the nearest. Misses are counted in steps.
 template <class P, class F>
 inline F true_error(const Block<P>& block, int lane, F step, F offset) {
     const F lo = splat<F>(P::kLo), hi = splat<F>(P::kHi);
-    const F inverse_step = inverse<F>(step);
+    const F inverse_step = inverse<F>(step), start = offset * inverse_step;
     F error = {};
     for (int i = lane; i < kSuper; i += P::kSubBlocks) {
-        const F x = load<F>(block.x + i) - offset;
-        const F miss = x - step * nearest_in<F>(x * inverse_step, lo, hi);
-        error += load<F>(block.w + i) * miss * miss;
+        F t = load<F>(block.x + i) * inverse_step;
+        if constexpr (P::kAffine) t = t - start;
+        const F miss = t - nearest_in<F>(t, lo, hi);
+        error += load<F>(block.w + i) * (miss * miss);
     }
-    return error;
+    const F flat = load<F>(block.sum_wxx + lane) +
+                   offset * (offset * load<F>(block.sum_w + lane) -
+                             2.0f * load<F>(block.sum_wx + lane));
+    return step == splat<F>(0.0f) ? flat : error * (step * step);
 }
 
 // Least squares through fixed codes; the offset may not exceed -mean (mins are not negative).
@@ -275,9 +282,10 @@ inline float choice_error(const Block<P>& block, const Choice<P>& choice) {
     return tree_sum<P::kSubBlocks>(errors);
 }
 
-// Step 3a: each sub-block takes the best by true error of its neighbouring integers.
+// Step 3a: each sub-block takes the best by true error of the scales within reach, each with the
+// mins within min_reach of the one that suits it.
 template <class P>
-inline void try_neighbours(const Block<P>& block, Choice<P>& choice) {
+inline void try_neighbours(const Block<P>& block, int reach, int min_reach, Choice<P>& choice) {
     using F = typename P::F;
     const float d = choice.d.value, dmin = choice.dmin.value;
     const F per_min = inverse<F>(splat<F>(dmin)), min_hi = splat<F>(P::kMinHi);
@@ -298,14 +306,14 @@ inline void try_neighbours(const Block<P>& block, Choice<P>& choice) {
         if constexpr (P::kAffine) {
             sums = moments<P, F>(block, lane, -dmin * min - mean, inverse<F>(d * scale));
         }
-        for (int i = -P::kReach; i <= P::kReach; ++i) {
+        for (int i = -reach; i <= reach; ++i) {
             const F s = lower<F>(higher<F>(scale + (float)i, splat<F>(P::kScaleLo)),
                                  splat<F>(P::kScaleHi));
             if constexpr (P::kAffine) {
                 const F level = (load<F>(block.sum_wx + lane) - d * s * sums.q) /
                                     load<F>(block.sum_w + lane) + mean;
                 const F m = nearest_in<F>(-level * per_min, splat<F>(0.0f), min_hi);
-                for (int j = -P::kMinReach; j <= P::kMinReach; ++j) {
+                for (int j = -min_reach; j <= min_reach; ++j) {
                     offer(s, lower<F>(higher<F>(m + (float)j, splat<F>(0.0f)), min_hi));
                 }
             } else {
@@ -349,8 +357,9 @@ inline void refit_units(const Block<P>& block, Choice<P>& choice) {
     }
 }
 
+// Steps 1 and 2. Around the units of the separate optima, all pairs of kShifts shifts each way.
 template <class P>
-inline void search(const Block<P>& block, Choice<P>& best) {
+inline void choose_units(const Block<P>& block, Choice<P>& best) {
     Optimum<P> fit;
     fit_sub_blocks<P>(block, fit);
     alignas(64) float curve[P::kSubBlocks], level[P::kSubBlocks];
@@ -358,17 +367,28 @@ inline void search(const Block<P>& block, Choice<P>& best) {
         curve[s] = fit.sum_qq[s] - fit.sum_q[s] * fit.sum_q[s] / block.sum_w[s] * P::kAffine;
         level[s] = -(fit.offset[s] + block.mean[s]);
     }
-    best.d = pick_unit<P>(fit.step, curve, P::kScaleLo, P::kScaleHi, block.unit);
-    best.dmin = Half{0, 0.0f};
-    if constexpr (P::kAffine) {
-        best.dmin = pick_unit<P>(level, block.sum_w, 0, P::kMinHi, block.unit);
+    Choice<P> next;
+    const Half d = pick_unit<P>(fit.step, curve, P::kScaleLo, P::kScaleHi, block.unit);
+    const Half dmin = pick_unit<P>(level, block.sum_w, 0, P::kMinHi, block.unit);
+    for (int i = 0; i <= 2 * P::kShifts; ++i) {
+        for (int j = 0; j <= 2 * P::kShifts; ++j) {
+            next.d = half_of(d.value * (1.0f + (i - P::kShifts) * P::kShift), block.unit);
+            next.dmin = half_of(dmin.value * (1.0f + (j - P::kShifts) * P::kShift), block.unit);
+            snap<P>(block, fit, next);
+            next.error = choice_error<P>(block, next);
+            if ((i == 0 && j == 0) || next.error < best.error) best = next;
+        }
     }
-    snap<P>(block, fit, best);
-    try_neighbours<P>(block, best);
+}
+
+template <class P>
+inline void search(const Block<P>& block, Choice<P>& best) {
+    choose_units<P>(block, best);
+    try_neighbours<P>(block, P::kReach, P::kMinReach, best);
     for (int turn = 0; turn < P::kTurns; ++turn) {
         Choice<P> next = best;
         refit_units<P>(block, next);
-        try_neighbours<P>(block, next);
+        try_neighbours<P>(block, 1, P::kAffine, next);
         if (!(next.error < best.error)) break;
         best = next;
     }

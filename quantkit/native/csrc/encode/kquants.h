@@ -45,21 +45,26 @@ template <class P>
 inline void centre_block(Block<P>& block) {
     using F = typename P::F;
     for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
-        F sw = {}, sx = {}, mean = {}, low = load<F>(block.x + lane), high = low;
+        F sw = {}, sx = {}, sxx = {}, mean = {};
+        F low = load<F>(block.x + lane), high = low;
         for (int i = lane; i < kSuper; i += P::kSubBlocks) {
             const F x = load<F>(block.x + i), w = load<F>(block.w + i);
             low = lower<F>(low, x);
             high = higher<F>(high, x);
             sw += w;
             sx += w * x;
+            sxx += w * x * x;
         }
         if constexpr (P::kAffine) {
             mean = sx / sw;
             sx = F{};
+            sxx = F{};
             for (int i = lane; i < kSuper; i += P::kSubBlocks) {
                 const F x = load<F>(block.x + i) - mean;
                 store<F>(block.x + i, x);
-                sx += load<F>(block.w + i) * x;
+                const F wx = load<F>(block.w + i) * x;
+                sx += wx;
+                sxx += wx * x;
             }
             low = lower<F>(low, F{});
         }
@@ -68,6 +73,7 @@ inline void centre_block(Block<P>& block) {
         store<F>(block.high + lane, high - mean);
         store(block.sum_w + lane, sw);
         store(block.sum_wx + lane, sx);
+        store(block.sum_wxx + lane, sxx);
     }
 }
 
@@ -106,41 +112,52 @@ inline void encode_row(const float* x, const float* w, uint8_t* out, int64_t n) 
     }
 }
 
-// kCuts, kCut, kFirstCut: the table of first guesses; kLloyd: turns of codes and line after it;
-// kUnits, kUnitStep: multiples tried for a super-scale; kReach, kMinReach: neighbours tried;
+// kCuts, kCut, kFirstCut: the table of first guesses, in codes; kLloyd: turns of codes and line
+// after it; kUnits, kUnitStep: multiples tried for a super-scale; kShifts, kShift: shifts of the
+// super-scales tried by true error; kReach, kMinReach: integers tried around the nearest;
 // kTurns: turns of the joint refinement. The counts were chosen by measured error and time.
 struct Q2K : Params<16, 0, 3, 0, 15, 15> {
     static constexpr int kBytes = 84, kCuts = 6, kLloyd = 2;
     static constexpr float kCut = 0.2f, kFirstCut = 0.0f;
-    static constexpr int kUnits = 8, kUnitStep = 1, kReach = 1, kMinReach = 1, kTurns = 3;
+    static constexpr int kUnits = 8, kUnitStep = 1, kShifts = 2;
+    static constexpr float kShift = 0.03f;
+    static constexpr int kReach = 1, kMinReach = 1, kTurns = 3;
     static void pack(const Encoded& e, uint8_t* out) { pack_q2_k(e, out); }
 };
 
 struct Q3K : Params<16, -4, 3, -32, 31, 0> {
-    static constexpr int kBytes = 110, kCuts = 12, kLloyd = 2;
-    static constexpr float kCut = 0.15f, kFirstCut = -0.9f;
-    static constexpr int kUnits = 12, kUnitStep = 1, kReach = 1, kMinReach = 0, kTurns = 3;
+    static constexpr int kBytes = 110, kCuts = 8, kLloyd = 2;
+    static constexpr float kCut = 0.225f, kFirstCut = -0.9f;
+    static constexpr int kUnits = 12, kUnitStep = 1, kShifts = 0;
+    static constexpr float kShift = 0.0f;
+    static constexpr int kReach = 10, kMinReach = 0, kTurns = 3;
     static void pack(const Encoded& e, uint8_t* out) { pack_q3_k(e, out); }
 };
 
 struct Q4K : Params<32, 0, 15, 0, 63, 63> {
-    static constexpr int kBytes = 144, kCuts = 5, kLloyd = 2;
+    static constexpr int kBytes = 144, kCuts = 6, kLloyd = 2;
     static constexpr float kCut = 0.35f, kFirstCut = 0.0f;
-    static constexpr int kUnits = 16, kUnitStep = 1, kReach = 1, kMinReach = 1, kTurns = 3;
+    static constexpr int kUnits = 16, kUnitStep = 1, kShifts = 2;
+    static constexpr float kShift = 0.01f;
+    static constexpr int kReach = 4, kMinReach = 2, kTurns = 3;
     static void pack(const Encoded& e, uint8_t* out) { pack_q4_k(e, out); }
 };
 
 struct Q5K : Params<32, 0, 31, 0, 63, 63> {
-    static constexpr int kBytes = 176, kCuts = 5, kLloyd = 2;
+    static constexpr int kBytes = 176, kCuts = 4, kLloyd = 2;
     static constexpr float kCut = 0.35f, kFirstCut = 0.0f;
-    static constexpr int kUnits = 16, kUnitStep = 1, kReach = 1, kMinReach = 1, kTurns = 3;
+    static constexpr int kUnits = 16, kUnitStep = 1, kShifts = 1;
+    static constexpr float kShift = 0.004f;
+    static constexpr int kReach = 8, kMinReach = 2, kTurns = 3;
     static void pack(const Encoded& e, uint8_t* out) { pack_q5_k(e, out); }
 };
 
 struct Q6K : Params<16, -32, 31, -128, 127, 0> {
-    static constexpr int kBytes = 210, kCuts = 8, kLloyd = 1;
-    static constexpr float kCut = 0.2f, kFirstCut = -0.7f;
-    static constexpr int kUnits = 8, kUnitStep = 1, kReach = 1, kMinReach = 0, kTurns = 2;
+    static constexpr int kBytes = 210, kCuts = 4, kLloyd = 1;
+    static constexpr float kCut = 0.4f, kFirstCut = -0.7f;
+    static constexpr int kUnits = 8, kUnitStep = 1, kShifts = 0;
+    static constexpr float kShift = 0.0f;
+    static constexpr int kReach = 16, kMinReach = 0, kTurns = 2;
     static void pack(const Encoded& e, uint8_t* out) { pack_q6_k(e, out); }
 };
 

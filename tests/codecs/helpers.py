@@ -8,7 +8,9 @@ import pytest
 from quantkit.codecs import can_encode, decode, encode
 from quantkit.codecs.affine import AffineCodec
 from quantkit.codecs.base import codec_for
+from quantkit.codecs.blocks import SearchingCodec
 from quantkit.codecs.legacy import ScaledCodec, SignCodec
+from quantkit.native import cpu
 from quantkit.qtypes import QTYPES, QType
 
 ENCODABLE = [qtype for qtype in QTYPES if can_encode(qtype)]
@@ -18,8 +20,21 @@ SCALED = [q for q in BLOCK_TYPES if isinstance(codec_for(q), (ScaledCodec, SignC
 ROW = 256
 
 
+def engines_of(qtype: QType) -> list[str]:
+    """The implementations that encode a type: the numpy reference, the native library, or both."""
+    engines = []
+    if qtype.block_size == 1 or isinstance(codec_for(qtype), SearchingCodec):
+        engines.append("numpy")
+    if cpu.can_encode(qtype.gguf_id):
+        engines.append("native")
+    return engines
+
+
 def each(qtypes: list[QType]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("qtype", qtypes, ids=lambda q: q.name)
+    """Every type with every implementation of its encoder."""
+    cases = [(engine, qtype) for qtype in qtypes for engine in engines_of(qtype)]
+    ids = [f"{engine}-{qtype.name}" for engine, qtype in cases]
+    return pytest.mark.parametrize(("engine", "qtype"), cases, indirect=["engine"], ids=ids)
 
 
 def round_trip(

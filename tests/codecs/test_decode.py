@@ -11,7 +11,7 @@ import pytest
 from quantkit.codecs import can_decode, decode
 from quantkit.errors import FormatError
 from quantkit.qtypes import QTYPES, QType, by_gguf_id, by_name
-from tests.codecs.conftest import Ggml
+from tests.ggml import Ggml
 
 N_BLOCKS = 96
 GGUF_TYPES = [qtype for qtype in QTYPES if qtype.gguf_id is not None]
@@ -42,6 +42,10 @@ def test_decode_reads_every_ggml_type(qtype: QType) -> None:
     assert not values.any()
 
 
+BOTH = pytest.mark.parametrize("engine", ["numpy", "native"], indirect=True)
+
+
+@BOTH
 @pytest.mark.parametrize(
     "qtype", [q for q in GGUF_TYPES if q.name in PEER_NAMES], ids=lambda q: q.name
 )
@@ -52,6 +56,7 @@ def test_decode_equals_gguf_py(qtype: QType, random_blocks: MakeBlocks) -> None:
 
 
 @pytest.mark.peer
+@BOTH
 @pytest.mark.parametrize("qtype", BLOCK_TYPES, ids=lambda q: q.name)
 def test_decode_equals_ggml(qtype: QType, random_blocks: MakeBlocks, ggml: Ggml) -> None:
     assert ggml.sizes(qtype) == (qtype.block_size, qtype.type_size)
@@ -144,6 +149,7 @@ def decode_block(name: str, data: bytes) -> np.ndarray:
     return decode(qtype, {"data": np.frombuffer(data, np.uint8)}, (qtype.block_size,))
 
 
+@BOTH
 @pytest.mark.parametrize("qtype", BLOCK_TYPES, ids=lambda q: q.name)
 def test_decode_does_not_depend_on_the_chunking(
     qtype: QType, random_blocks: MakeBlocks, monkeypatch: pytest.MonkeyPatch
@@ -179,6 +185,7 @@ def test_decode_refuses_rows_of_partial_blocks(qtype: QType) -> None:
         decode(qtype, {"data": data}, (2, 3 * qtype.block_size // 2))
 
 
+@BOTH
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_0", "Q6_K", "IQ3_S"])
 @pytest.mark.parametrize("bits", [0x7C00, 0xFC00, 0x7E01])
 def test_decode_names_the_block_of_a_scale_that_is_not_finite(name: str, bits: int) -> None:
@@ -191,6 +198,7 @@ def test_decode_names_the_block_of_a_scale_that_is_not_finite(name: str, bits: i
     assert "index (2, 0)" in str(caught.value)
 
 
+@BOTH
 def test_decode_refuses_the_nan_exponent_of_mxfp4() -> None:
     qtype = by_name("MXFP4")
     data = np.zeros((2, qtype.type_size), np.uint8)

@@ -95,7 +95,7 @@ def test_importance_that_is_no_mean_square_is_refused(bad: float) -> None:
         encode(by_name("Q4_0"), gaussian(28, (2, 2, ROW)), importance)
 
 
-@each([qtype for qtype in QTYPES if not can_encode(qtype)])
+@pytest.mark.parametrize("qtype", [q for q in QTYPES if not can_encode(q)], ids=lambda q: q.name)
 def test_types_without_an_encoder_say_so(qtype: QType) -> None:
     with pytest.raises(FormatError, match=qtype.name):
         encode(qtype, gaussian(29, (1, ROW)))

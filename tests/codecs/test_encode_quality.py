@@ -7,7 +7,8 @@ import pytest
 
 from quantkit.codecs import can_encode, decode, encode
 from quantkit.qtypes import QTYPES, QType
-from tests.codecs.conftest import Ggml
+from tests.codecs.helpers import each
+from tests.ggml import Ggml
 
 ROWS, ROW = 48, 1280
 TYPES = [q for q in QTYPES if can_encode(q) and q.gguf_id is not None and q.block_size > 1]
@@ -29,7 +30,7 @@ def weighted_error(values: np.ndarray, decoded: np.ndarray, weight: np.ndarray) 
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("qtype", TYPES, ids=lambda q: q.name)
+@each(TYPES)
 @pytest.mark.parametrize("kind", ["gaussian", "student-4", "laplace"])
 @pytest.mark.parametrize("spread", [None, 1.0, 2.0], ids=["plain", "spread-1", "spread-2"])
 def test_error_is_at_most_that_of_ggml(

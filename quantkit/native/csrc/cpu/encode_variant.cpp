@@ -41,7 +41,7 @@ constexpr EncodeEntry kTable[] = {
     {14, 256, 210, encode_row_q6_k},
 #endif
 #if QK_ENCODE_IQ4
-    {20, 32, 18, encode_row_iq4_nl},
+    {20, 32, 18, encode_row_iq4_nl}, {23, 256, 136, encode_row_iq4_xs},
 #endif
 #if QK_ENCODE_MICROSCALE
     {39, 32, 17, encode_row_mxfp4}, {40, 64, 36, encode_row_nvfp4},

@@ -16,10 +16,8 @@ inline void put_nibbles(const uint8_t* __restrict codes, uint8_t* __restrict out
 
 struct Guessed {
     using Levels = Iq4Levels;
-    static constexpr int kTurns = 2;
-    static constexpr float kGuesses[] = {
-        127.0f,  113.0f,  105.0f,  97.0f,  120.0f,  135.0f,  145.0f,  160.0f,  185.0f,
-        -127.0f, -113.0f, -105.0f, -97.0f, -120.0f, -135.0f, -145.0f, -160.0f, -185.0f};
+    static constexpr int kTurns = 1;
+    static constexpr Guesses<40> kGuesses{92.0f, 1.045f, 1.004f};
 };
 
 struct NL : Fitted<Guessed> {

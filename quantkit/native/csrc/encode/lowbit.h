@@ -10,7 +10,7 @@ namespace lowbit {
 struct Q2_0 : Fitted<Q2_0> {
     using Levels = Integers<-1, 2, 1>;
     static constexpr int kElements = 64, kBytes = 18, kTurns = 1;
-    static constexpr float kGuesses[] = {2.0f,  2.7f,  3.4f,  4.3f, -2.0f,  -2.7f,  -3.4f,  -4.3f};
+    static constexpr Guesses<8> kGuesses{2.0f, 1.3f, 1.0f};
     // Four consecutive elements to a byte, the first lowest.
     static void pack(const uint8_t* __restrict codes, uint8_t* __restrict out) {
         for (int byte = 0; byte < 16; ++byte) {

@@ -30,25 +30,74 @@ struct Integers {
     }
 };
 
-// The 16 levels of IQ4_NL and IQ4_XS, by comparison with the midpoints between them.
-struct Iq4Levels {
-    static constexpr float midpoint(int k) {
-        return 0.5f * float(kLevelsIq4[k] + kLevelsIq4[k + 1]);
+// Tables of 16 floats for vectors of 8 and 16 lanes: one or two permutations.
+#if defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
+#define QK_LOOK_UP(kLanes) (kLanes >= 8)
+template <class F, class I>
+inline F look_up(const float* table, I index) {
+    if constexpr (sizeof(F) == 64) {
+        return __builtin_shuffle(load<F>(table), index);
+    } else {
+        return __builtin_shuffle(load<F>(table), load<F>(table + 8), index);
     }
+}
+#else
+#define QK_LOOK_UP(kLanes) false
+template <class F, class I>
+inline F look_up(const float* table, I index);
+#endif
+
+struct Iq4Tables {
+    float levels[16], midpoints[16];  // midpoint k lies between levels k and k + 1
+};
+
+constexpr Iq4Tables iq4_tables() {
+    Iq4Tables tables = {};
+    for (int k = 0; k < 16; ++k) tables.levels[k] = kLevelsIq4[k];
+    for (int k = 0; k < 15; ++k) {
+        tables.midpoints[k] = 0.5f * (tables.levels[k] + tables.levels[k + 1]);
+    }
+    tables.midpoints[15] = 3e38f;
+    return tables;
+}
+
+static constexpr Iq4Tables kIq4 = iq4_tables();
+
+// The 16 levels of IQ4_NL and IQ4_XS. A value at a midpoint gets the lower level.
+struct Iq4Levels {
+    // The k for which the code of t is k or k + 1. A parabola through 0 spaces the midpoints
+    // evenly, within 0.06 of a step.
+    template <class F, class I>
+    static I lower_code(F t) {
+        t = lower<F>(higher<F>(t, splat<F>(-127.0f)), splat<F>(112.0f));
+        const F place = t * (0.0900901f - 0.000234234f * magnitude<F, I>(t)) + 7.3406f;
+        return (I)(place + 12582912.0f) & 15;
+    }
+
     template <class F, class I>
     static F nearest(F t) {
-        F level = splat<F>(kLevelsIq4[0]);
-        for (int k = 0; k < 15; ++k) {
-            const float gap = float(kLevelsIq4[k + 1] - kLevelsIq4[k]);
-            level = t > splat<F>(midpoint(k)) ? level + gap : level;
+        if constexpr (QK_LOOK_UP(sizeof(F) / 4)) {
+            return look_up<F, I>(kIq4.levels, codes<F, I>(t));
+        } else {
+            F level = splat<F>(kIq4.levels[0]);
+            for (int k = 0; k < 15; ++k) {
+                const float gap = kIq4.levels[k + 1] - kIq4.levels[k];
+                level = t > splat<F>(kIq4.midpoints[k]) ? level + gap : level;
+            }
+            return level;
         }
-        return level;
     }
+
     template <class F, class I>
     static I codes(F t) {
-        I code = {};
-        for (int k = 0; k < 15; ++k) code -= (I)(t > splat<F>(midpoint(k)));
-        return code;
+        if constexpr (QK_LOOK_UP(sizeof(F) / 4)) {
+            const I code = lower_code<F, I>(t);
+            return code - (I)(t > look_up<F, I>(kIq4.midpoints, code));
+        } else {
+            I code = {};
+            for (int k = 0; k < 15; ++k) code -= (I)(t > splat<F>(kIq4.midpoints[k]));
+            return code;
+        }
     }
 };
 
@@ -74,6 +123,22 @@ struct E2m1Levels {
                                                 : level;
         return (I)(code + 12582912.0f) & 0xFF;
     }
+};
+
+// First guesses of both signs, their magnitudes in ratios that grow from guess to guess: dense
+// where blocks are rarely clipped, and reaching far where an outlier matters little.
+template <int kCount>
+struct Guesses {
+    float levels[kCount];
+    constexpr Guesses(float first, float ratio, float growth) : levels() {
+        for (int i = 0; i < kCount; i += 2) {
+            levels[i] = first;
+            levels[i + 1] = -first;
+            first *= ratio;
+            ratio *= growth;
+        }
+    }
+    static constexpr int size() { return kCount; }
 };
 
 template <class F>
@@ -124,12 +189,11 @@ template <class Type, class T>
 inline Fit<typename T::F> search_fit(const T& tile, typename T::F extreme) {
     using F = typename T::F;
     using Levels = typename Type::Levels;
-    constexpr int kCount = 2, kGuesses = sizeof Type::kGuesses / sizeof(float);
-    static_assert(kGuesses % kCount == 0, "whole batches");
+    constexpr int kCount = 2;
     const F per_extreme = inverse<F>(extreme);
     Fit<F> best = {}, fits[kCount];
-    for (int guess = 0; guess < kGuesses; guess += kCount) {
-        const float* levels = Type::kGuesses + guess;
+    for (int guess = 0; guess < Type::kGuesses.size(); guess += kCount) {
+        const float* levels = Type::kGuesses.levels + guess;
         fit_scales<Levels, kCount>(tile, {per_extreme * levels[0], per_extreme * levels[1]},
                                    fits);
         for (const Fit<F>& fit : fits) keep_better<F>(best, fit);

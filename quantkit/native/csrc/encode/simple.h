@@ -27,17 +27,15 @@ inline void put_five_bits(const uint8_t* __restrict codes, uint8_t* __restrict o
 
 struct Q4_0 : Fitted<Q4_0> {
     using Levels = Integers<-8, 7, 8>;
-    static constexpr int kElements = 32, kBytes = 18, kTurns = 2;
-    static constexpr float kGuesses[] = {8.0f,  7.5f,  7.0f,  6.5f,  8.75f,  10.0f,  12.0f,
-                                         -8.0f, -7.5f, -7.0f, -6.5f, -8.75f, -10.0f, -12.0f};
+    static constexpr int kElements = 32, kBytes = 18, kTurns = 1;
+    static constexpr Guesses<32> kGuesses{6.4f, 1.05f, 1.007f};
     static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
 };
 
 struct Q5_0 : Fitted<Q5_0> {
     using Levels = Integers<-16, 15, 16>;
-    static constexpr int kElements = 32, kBytes = 22, kTurns = 2;
-    static constexpr float kGuesses[] = {16.0f,  15.0f,  14.0f,  13.0f,  17.5f,  20.0f,
-                                         -16.0f, -15.0f, -14.0f, -13.0f, -17.5f, -20.0f};
+    static constexpr int kElements = 32, kBytes = 22, kTurns = 1;
+    static constexpr Guesses<44> kGuesses{13.0f, 1.03f, 1.003f};
     static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
 };
 
@@ -47,7 +45,7 @@ struct Q8_0 {
     using Levels = Integers<-127, 127, 0>;
     static constexpr int kElements = 32, kBytes = 34;
     static constexpr int kGuesses = 20, kCount = 4;
-    static constexpr float kTop = 127.4f, kStep = 0.9f;
+    static constexpr float kTop = 127.4f, kStep = 0.6f;
     static void pack(const uint8_t* codes, uint8_t* out) { std::memcpy(out, codes, 32); }
 
     template <class T>
@@ -113,26 +111,29 @@ struct Centred {
     }
 };
 
-// Codes of a line, then the least-squares line through them.
-template <class Levels, class T>
-inline Line<typename T::F> fit_line(const T& tile, const Centred<T>& block,
-                                    typename T::F offset, typename T::F inverse_step) {
+// Codes of lines of one offset, then the least-squares lines through them.
+template <class Levels, int kCount, class T>
+inline void fit_lines(const T& tile, const Centred<T>& block, typename T::F offset,
+                      const typename T::F (&inverse_step)[kCount],
+                      Line<typename T::F> (&lines)[kCount]) {
     using F = typename T::F;
-    F q1 = {}, qq = {}, xq = {};
+    F q1[kCount] = {}, qq[kCount] = {}, xq[kCount] = {};
     for (int i = 0; i < T::kElements; ++i) {
-        const F x = tile.values(i);
-        const F q = Levels::template nearest<F, typename T::I>((x - offset) * inverse_step);
-        const F wq = tile.weights(i) * q;
-        q1 += wq;
-        qq += wq * q;
-        xq += wq * x;
+        const F x = tile.values(i), w = tile.weights(i), above = x - offset;
+        for (int k = 0; k < kCount; ++k) {
+            const F q = Levels::template nearest<F, typename T::I>(above * inverse_step[k]);
+            const F wq = w * q;
+            q1[k] += wq;
+            qq[k] += wq * q;
+            xq[k] += wq * x;
+        }
     }
-    const F slope = block.sum_w * xq - block.sum_wx * q1;
-    Line<F> line;
-    line.step = slope * inverse<F>(block.sum_w * qq - q1 * q1);
-    line.offset = (block.sum_wx - line.step * q1) / block.sum_w;
-    line.gain = line.step * slope / block.sum_w;
-    return line;
+    for (int k = 0; k < kCount; ++k) {
+        const F slope = block.sum_w * xq[k] - block.sum_wx * q1[k];
+        lines[k].step = slope * inverse<F>(block.sum_w * qq[k] - q1[k] * q1[k]);
+        lines[k].offset = (block.sum_wx - lines[k].step * q1[k]) / block.sum_w;
+        lines[k].gain = lines[k].step * slope / block.sum_w;
+    }
 }
 
 template <class F>
@@ -148,18 +149,23 @@ template <class Type, class T>
 inline Line<typename T::F> search_line(const T& tile, const Centred<T>& block) {
     using F = typename T::F;
     using Levels = typename Type::Levels;
+    constexpr int kCount = 2, kCuts = sizeof Type::kCuts / sizeof(float);
+    static_assert(kCuts % kCount == 0, "whole batches");
     const F range = block.high - block.low, per_range = inverse<F>(range);
-    Line<F> best = {};
+    Line<F> best = {}, lines[kCount];
     for (const float below : Type::kCuts) {
-        for (const float above : Type::kCuts) {
-            const float kept = 1.0f - below - above;
-            keep_better<F>(best, fit_line<Levels>(tile, block, block.low + range * below,
-                                                  per_range * (Type::kTop / kept)));
+        for (int i = 0; i < kCuts; i += kCount) {
+            const float* above = Type::kCuts + i;
+            const F a = per_range * (Type::kTop / (1.0f - below - above[0]));
+            const F b = per_range * (Type::kTop / (1.0f - below - above[1]));
+            fit_lines<Levels, kCount>(tile, block, block.low + range * below, {a, b}, lines);
+            for (const Line<F>& line : lines) keep_better<F>(best, line);
         }
     }
     for (int turn = 0; turn < Type::kTurns; ++turn) {
-        keep_better<F>(best,
-                       fit_line<Levels>(tile, block, best.offset, inverse<F>(best.step)));
+        Line<F> line[1];
+        fit_lines<Levels, 1>(tile, block, best.offset, {inverse<F>(best.step)}, line);
+        keep_better<F>(best, line[0]);
     }
     return best;
 }
@@ -193,7 +199,7 @@ struct Q4_1 {
     using Levels = Integers<0, 15, 0>;
     static constexpr int kBytes = 20, kTurns = 3;
     static constexpr float kTop = 15.0f;
-    static constexpr float kCuts[] = {0.0f, 0.02f, 0.04f, 0.07f, 0.12f};
+    static constexpr float kCuts[] = {-0.01f, 0.01f, 0.025f, 0.045f, 0.07f, 0.12f};
     static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
 };
 
@@ -201,7 +207,7 @@ struct Q5_1 {
     using Levels = Integers<0, 31, 0>;
     static constexpr int kBytes = 24, kTurns = 3;
     static constexpr float kTop = 31.0f;
-    static constexpr float kCuts[] = {0.0f, 0.01f, 0.02f, 0.035f, 0.06f};
+    static constexpr float kCuts[] = {0.0f, 0.01f, 0.02f, 0.03f, 0.045f, 0.07f};
     static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
 };
 

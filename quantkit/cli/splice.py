@@ -22,6 +22,7 @@ from quantkit.cli.common import (
 )
 from quantkit.containers.gguf import open_gguf
 from quantkit.errors import UsageError
+from quantkit.progress import log
 from quantkit.splice import output_paths, plan_from_selection, predicted_bytes, write_splice
 
 EPILOG = (
@@ -43,9 +44,6 @@ def splice(
     split_max_size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Largest shard, for example 45G.")
     ] = None,
-    check_sources: Annotated[
-        bool, typer.Option("--check-sources", help="Hash the source files again.")
-    ] = False,
     as_json: AsJson = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -65,9 +63,11 @@ def splice(
     donors = {name: open_gguf(path) for name, path in files.items() if name != base}
     plan = plan_from_selection(chosen, open_gguf(files[base]), donors)
     require_outputs(output_paths(plan, out, split_max_bytes=split), inputs)
+    size = predicted_bytes(plan, split_max_bytes=split)
+    over = _over_target(chosen, size)
     if dry_run:
-        size = predicted_bytes(plan, split_max_bytes=split)
-        emit(as_json, {"would_write": {str(out): size}}, f"would write {out}  {size:,} bytes")
+        data = {"would_write": {str(out): size}, "over_target_bytes": over}
+        emit(as_json, data, f"would write {out}  {size:,} bytes")
         return
     result = write_splice(
         plan,
@@ -76,6 +76,14 @@ def splice(
         inputs=[identity],
         parameters={"split_max_bytes": split or 0},
         command=command_line(),
-        check_sources=check_sources,
     )
-    emit_written(as_json, [*result.paths, result.provenance_path])
+    emit_written(as_json, [*result.paths, result.provenance_path], over_target_bytes=over)
+
+
+def _over_target(chosen: Selection, size: int) -> int:
+    """Bytes above the selection's target, said on stderr: every shard has a header of its own."""
+    target = chosen.goal.target_bytes
+    over = 0 if target is None else max(0, size - target)
+    if over:
+        log(f"warning: the shards together are {over:,} bytes larger than the target of {target:,}")
+    return over

@@ -52,7 +52,7 @@ class SplicePlan:
     """The hybrid, tensor by tensor in file order.
 
     `donors` are those that are used. `overhead_bytes` is what the provenance adds to the header
-    (None: as little as fits). `known_sha256` spares hashing source files again.
+    (None: as little as fits). `known_sha256` says what the source files must be.
     """
 
     base: GGUFFile

@@ -19,8 +19,8 @@ def plan_from_selection(
     """The plan that a selection describes, with `donors` by the names that it uses.
 
     The files must be those that were measured: their number and sizes are compared here, their
-    hashes are taken over (`write_splice(..., check_sources=True)` reads them again). Raises
-    `ArtifactError` where they are not, or where the size would not be the predicted one.
+    hashes by `write_splice`, which has to read them. Raises `ArtifactError` where they are not, or
+    where the size would not be the predicted one.
     """
     used = {choice.source for choice in selection.choices}
     known: dict[Path, str] = {}

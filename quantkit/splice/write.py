@@ -1,35 +1,29 @@
 """Write a planned hybrid and prove that it holds its sources' bytes.
 
 The files are written under a temporary name. While the kernel copies, other threads read back what
-is there already, compare it with the sources and hash it (`follow`). Only when all of it is proved
-do the files get their names. Every page is touched while it is still cached, so a model that is
-larger than the memory is read once and written once.
+is there already, compare it with the sources and hash it (`follow`), and hash the sources
+(`sources`). Only when all of it is proved do the files get their names. Every page of the new files
+is touched while it is still cached, so they are not read from the disk again.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 
 from quantkit.artifacts.schema import Scalar
 from quantkit.artifacts.store import FileId, dumps
 from quantkit.containers.gguf.write import ShardPlan, plan_gguf, write_planned
-from quantkit.containers.hashing import file_bytes, sha256_file
+from quantkit.containers.hashing import file_bytes
 from quantkit.containers.writing import refuse_inputs
-from quantkit.errors import ArtifactError
 from quantkit.files import atomic_paths
-from quantkit.progress import Progress
 from quantkit.splice.follow import Followers
 from quantkit.splice.plan import SplicePlan
 from quantkit.splice.provenance import HASH_PLACEHOLDER, provenance_artifact, provenance_keys
+from quantkit.splice.sources import hash_files, proving
 
 PROVENANCE_SUFFIX = ".provenance.json"
-MAX_HASH_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -70,23 +64,23 @@ def write_splice(
     inputs: Sequence[FileId] = (),
     parameters: Mapping[str, Scalar] | None = None,
     command: Sequence[str] = (),
-    check_sources: bool = False,
 ) -> SpliceResult:
     """Write the hybrid to `out` (or its shards) and `<out>.provenance.json`, all or nothing.
 
     `inputs`, `parameters` and `command` are recorded in the JSON: the artifacts that led here and
-    how. Hashes of source files that the plan knows are taken from it unless `check_sources`, which
-    reads them again. Raises `ContainerError` if a tensor of the output differs from its source.
+    how. Every source file is read and hashed. Raises `ArtifactError` if one has another hash than
+    the plan knows, and `ContainerError` if a tensor of the output differs from its source.
     """
     provenance_path = out.with_name(out.name + PROVENANCE_SUFFIX)
-    source_files = _identify_sources(plan, check_sources)
-    sha256 = {path: identity.sha256 for path, identity in source_files.items()}
+    known = plan.known_sha256
+    sha256 = hash_files(path for path in _source_paths(plan) if path not in known) | dict(known)
+    source_files = {path: FileId(path.name, sha256[path], file_bytes(path)) for path in sha256}
     shards = _plan_files(plan, out, sha256, split_max_bytes)
     finals = [*(shard.path for shard in shards), provenance_path]
     refuse_inputs(finals, source_files)
     with atomic_paths(finals) as temporary:
         followers = Followers(shards, temporary[:-1])
-        with followers.following():
+        with proving(known), followers.following():
             write_planned(
                 shards,
                 temporary[:-1],
@@ -119,46 +113,3 @@ def _plan_files(
 ) -> list[ShardPlan]:
     metadata = [*plan.base.metadata.carried(), *provenance_keys(plan, sha256)]
     return plan_gguf(out, metadata, plan.specs(), split_max_bytes=split_max_bytes)
-
-
-def _identify_sources(plan: SplicePlan, check: bool) -> dict[Path, FileId]:
-    paths = _source_paths(plan)
-    sizes = {path: file_bytes(path) for path in paths}
-    digests = dict(plan.known_sha256)
-    unknown = [path for path in paths if check or path not in digests]
-    total = sum(sizes[path] for path in unknown)
-    with _hash_threads() as pool, _shared_progress("hash sources", total) as on_bytes:
-        hashed = {path: pool.submit(sha256_file, path, on_bytes=on_bytes) for path in unknown}
-        for path, future in hashed.items():
-            digest = future.result()
-            if digests.setdefault(path, digest) != digest:
-                raise ArtifactError(
-                    "a source that is not the file it was measured as",
-                    file=path,
-                    value=f"sha256 {digest}",
-                    rule=f"sha256 {digests[path]}",
-                    hint="measure and select again with the files as they are now",
-                )
-    return {path: FileId(path.name, digests[path], sizes[path]) for path in paths}
-
-
-@contextmanager
-def _hash_threads() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(max_workers=min(MAX_HASH_THREADS, os.cpu_count() or 1))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _shared_progress(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A progress line that several threads may count on."""
-    lock = Lock()
-    with Progress(label, total_bytes) as progress:
-
-        def on_bytes(count: int) -> None:
-            with lock:
-                progress.step(count)
-
-        yield on_bytes

@@ -70,7 +70,7 @@ def test_selected_hybrid_has_the_predicted_size(
     save(selection, tmp_path / "selection.json")
     loaded = load(Selection, tmp_path / "selection.json")
     out = tmp_path / "hybrid.gguf"
-    result = write_splice(plan_from_selection(loaded, base, donors), out, check_sources=True)
+    result = write_splice(plan_from_selection(loaded, base, donors), out)
     assert out.stat().st_size == result.nbytes == selection.predicted_file_bytes
     metadata = open_gguf(out).metadata
     known = [f.sha256 for source in selection.sources for f in source.files]
@@ -104,3 +104,17 @@ def test_prediction_that_does_not_fit(
     )
     with pytest.raises(ArtifactError, match="predicts another size"):
         plan_from_selection(wrong, base, donors)
+
+
+def test_file_of_the_same_size_that_was_not_measured(
+    selection: Selection, base: GGUFFile, donors: dict[str, GGUFFile], tmp_path: Path
+) -> None:
+    path = donors["iq4"].path
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    plan = plan_from_selection(selection, base, donors)
+    with pytest.raises(ArtifactError, match="not the file it was measured as") as caught:
+        write_splice(plan, tmp_path / "hybrid.gguf")
+    assert caught.value.file == str(path)
+    assert not list(tmp_path.glob("*hybrid*"))

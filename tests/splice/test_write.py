@@ -22,6 +22,7 @@ from quantkit.containers.gguf import GGUFFile, ValueType, open_gguf, pack_kv
 from quantkit.errors import ArtifactError, ContainerError
 from quantkit.splice import UnitChoice, plan_splice, predicted_bytes, write_splice
 from quantkit.splice.plan import SplicePlan
+from quantkit.splice.sources import hash_files
 
 from .conftest import CHOICES, N_LAYERS, MakeModel, bytes_of, is_routed, leave_nothing
 
@@ -187,15 +188,18 @@ def test_too_small_an_overhead_is_refused(base: GGUFFile, donors: dict[str, GGUF
         predicted_bytes(plan)
 
 
-def test_known_hashes_are_taken_or_checked(plan: SplicePlan, out: Path) -> None:
-    wrong = {path: "0" * 64 for model in plan.sources.values() for path in model.shards}
-    believing = plan_splice(plan.base, plan.donors, CHOICES, known_sha256=wrong)
-    write_splice(believing, out)
-    assert set(open_gguf(out).metadata["quantkit.source.sha256"]) == {"0" * 64}
-    out.unlink()
-    with pytest.raises(ArtifactError, match="not the file it was measured as"):
-        write_splice(believing, out, check_sources=True)
-    assert not out.exists()
+def test_a_hash_that_was_not_read_is_never_written(plan: SplicePlan, out: Path) -> None:
+    first = hash_files(path for model in plan.sources.values() for path in model.shards)
+    write_splice(plan_splice(plan.base, plan.donors, CHOICES, known_sha256=first), out)
+    assert open_gguf(out).metadata["quantkit.source.sha256"] == list(first.values())
+    for path in (*out.parent.iterdir(),):
+        path.unlink()
+    for path in first:
+        wrong = plan_splice(plan.base, plan.donors, CHOICES, known_sha256=first | {path: "0" * 64})
+        with pytest.raises(ArtifactError, match="not the file it was measured as") as caught:
+            write_splice(wrong, out)
+        assert caught.value.file == str(path)
+        leave_nothing(out.parent)
 
 
 def test_base_is_never_overwritten(plan: SplicePlan) -> None:

@@ -3,15 +3,15 @@
 Both give per-token scores of a model on every text against the same reference, whose
 log-probabilities are computed once and kept in the cache as llama-perplexity's files. Scores of a
 model are kept too. Cache names are hashes of everything that the figures depend on, so a cached
-file is never stale.
+file is never stale; a digest beside each file tells a damaged one, which is computed again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +23,9 @@ from torch import Tensor
 import quantkit
 from quantkit.artifacts.schema import Scalar
 from quantkit.artifacts.store import FileId
-from quantkit.errors import TextError
+from quantkit.errors import ModelError, TextError
+from quantkit.files import make_folder
+from quantkit.gate.cached_file import is_whole, seal
 from quantkit.gate.kld import score_log_probs
 from quantkit.gate.logits_file import LogitsFile, LogitsWriter, logits_writer, open_logits_file
 from quantkit.gate.meter_llamacpp import LlamaCppSettings, LlamaPerplexity
@@ -224,21 +226,26 @@ class CachedMeter:
         """Per-token scores of a model on every text, from the cache where they are known."""
         identity = model_files(model)
         places = [self._place(text, "scores", identity) for text in self.texts]
-        if not all(place.is_file() for place in places):
-            found = self.meter.score(model, self.texts, self.reference_files())
+        if not all(map(is_whole, places)):
+            with _naming(model):
+                found = self.meter.score(model, self.texts, self.reference_files())
             for place, records in zip(places, found, strict=True):
                 save_records(records, place)
+                seal(place)
         return [load_records(place) for place in places]
 
     def reference_files(self) -> list[LogitsFile]:
         """The reference's log-probabilities on every text, computed on the first call."""
         places = [self._place(text, "logits", ()) for text in self.texts]
-        missing = [i for i, place in enumerate(places) if not place.is_file()]
+        missing = [i for i, place in enumerate(places) if not is_whole(place)]
         if missing:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.meter.write_reference(
-                self.reference, [self.texts[i] for i in missing], [places[i] for i in missing]
-            )
+            make_folder(self.folder)
+            with _naming(self.reference):
+                self.meter.write_reference(
+                    self.reference, [self.texts[i] for i in missing], [places[i] for i in missing]
+                )
+            for i in missing:
+                seal(places[i])
         return [open_logits_file(place) for place in places]
 
     def _place(self, text: Path, kind: str, identity: Sequence[FileId]) -> Path:
@@ -251,6 +258,16 @@ class CachedMeter:
         }
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:CACHE_DIGITS]
         return self.folder / f"{text.stem}-{digest}.{kind}"
+
+
+@contextmanager
+def _naming(model: Path) -> Iterator[None]:
+    """Say which model it was that an error is about."""
+    try:
+        yield
+    except ModelError as error:
+        error.file = error.file or str(model)
+        raise
 
 
 def text_file(text: Path) -> FileId:

@@ -9,6 +9,7 @@ section 3). The routing is the reference's because a hybrid keeps the base's rou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quantkit.artifacts.sensitivity import DOWN, GATE_UP, LAYER, UnitError
+from quantkit.errors import ModelError
 from quantkit.measure.donor import identity_cosines
 from quantkit.models.layers.moe import ExpertWeights, Route
 from quantkit.weights import ModelWeights
@@ -88,8 +90,9 @@ class DonorErrors:
 
     def moe(self, layer: int, x: Tensor, chosen: Route, output: Tensor) -> None:
         """Measure all sources on this layer's captured input."""
-        denominator = _block_sums(output.square().sum(-1))
         ours = self._experts(self.reference, layer)
+        self._require_numbers(layer, [output, *(matrix for expert in ours for matrix in expert)])
+        denominator = _block_sums(output.square().sum(-1))
         for name, source in self.sources.items():
             theirs = self._experts(source, layer)
             cosines = identity_cosines(name, layer, source, ours, theirs)
@@ -98,6 +101,17 @@ class DonorErrors:
                 unit: self._unit_error(unit, changes[unit], denominator, len(x), cosines)
                 for unit in UNITS
             }
+
+    def _require_numbers(self, layer: int, found: Sequence[Tensor]) -> None:
+        """Otherwise the donors would be blamed for what the reference computes."""
+        if not all(bool(torch.isfinite(values).all()) for values in found):
+            raise ModelError(
+                "the reference does not compute numbers",
+                file=self.reference.path,
+                value=f"NaN or infinity in the experts or their output, layer {layer}",
+                rule="weights and outputs of the unquantized model are finite",
+                hint="the model is damaged, or its arithmetic overflows on this device",
+            )
 
     def _experts(self, model: ModelWeights, layer: int) -> list[ExpertWeights]:
         view = model.layer(layer, self.device)

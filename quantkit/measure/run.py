@@ -39,6 +39,7 @@ def measure(
     a quantization of the reference, TextError if the texts hold fewer than MIN_TOKENS.
     """
     model = open_model(reference)
+    files = {name: open_gguf(path) for name, path in sources.items()}
     opened = {name: open_model(path) for name, path in sources.items()}
     for name, source in opened.items():
         check_geometry(name, source, model)
@@ -47,7 +48,6 @@ def measure(
     batches = [batch for text in chunks for batch in text.batches()]
     sweep(model, batches, device=device, observers=[observer], label="measure")
 
-    files = {name: open_gguf(path) for name, path in sources.items()}
     base = next(iter(files.values()))
     n_layers = model.config.n_layers
     n_files = sum(len(file.shards) for file in files.values())

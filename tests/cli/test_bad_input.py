@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quantkit.containers.base import spec_of
 from quantkit.containers.gguf import GGUFFile, TensorSpec, ValueType, open_gguf, pack_kv, write_gguf
 from quantkit.containers.gguf.values import key_of
+from quantkit.qtypes import by_name
 from tests.cli.conftest import CALIB, EMBEDDED, EXPERTS, Files, Result, quantkit
 
 TEXT = ["--text", CALIB / "capture.txt"]
@@ -82,6 +84,41 @@ def test_donor_with_permuted_experts(files: Files, tmp_path: Path) -> None:
     sources = ["--source", f"base={files.base}", "--source", f"permuted={donor}"]
     result = quantkit("measure", files.bf16, *sources, *TEXT, "--out", tmp_path / "s.json")
     refused(result, "permuted experts", "blk.3.", "rule:", folder=tmp_path, before=[donor])
+
+
+def not_a_number(source: Path, out: Path, name: str) -> Path:
+    """The model with one tensor that is all NaN."""
+    file = open_gguf(source)
+    entry = file.tensors[name]
+    data = np.full(entry.shape, np.nan, np.float32).tobytes()
+    spec = TensorSpec(name, entry.shape, by_name("F32"), lambda: [data])
+    return rewritten(file, out, {name: spec})
+
+
+ROUTER = "blk.3.ffn_gate_inp.weight"
+
+
+@pytest.mark.parametrize("role", ["candidate", "baseline", "reference"])
+def test_models_that_compute_nothing_are_named(role: str, files: Files, tmp_path: Path) -> None:
+    models = {"candidate": files.small, "baseline": files.base, "reference": files.bf16}
+    models[role] = not_a_number(models[role], tmp_path / "nan.gguf", ROUTER)
+    words = ["--baseline", models["baseline"], "--reference", models["reference"]]
+    words += ["--text", f"selection={CALIB / 'selection.txt'}", "--max-chunks", 2]
+    out = ["--context", 64, "--out", tmp_path / "gate.json"]
+    result = quantkit("gate", models["candidate"], *words, *out)
+    assert result.code == 3, result.stderr
+    for word in ("file:", "nan.gguf", "rule:", "hint:"):
+        assert word in result.stderr
+    assert not (tmp_path / "gate.json").exists()
+
+
+@pytest.mark.parametrize("name", [ROUTER, "blk.3.ffn_down_exps.weight"])
+def test_a_reference_that_computes_nothing_is_named(
+    name: str, files: Files, tmp_path: Path
+) -> None:
+    model = not_a_number(files.bf16, tmp_path / "nan.gguf", name)
+    result = quantkit("measure", model, *files.sources, *TEXT, "--out", tmp_path / "s.json")
+    refused(result, "nan.gguf", "layer 3", "rule:", folder=tmp_path, before=[model])
 
 
 def test_target_below_the_floor(files: Files, tmp_path: Path) -> None:

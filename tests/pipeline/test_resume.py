@@ -108,6 +108,37 @@ def test_reference_log_probabilities_are_made_again_together(copied: ShortRun) -
     assert contents(copied.root) == whole
 
 
+def _zeros(path: Path) -> None:
+    """Every figure becomes 0: a file of the right form, and the best of all verdicts."""
+    data = bytearray(path.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    path.write_bytes(data[:start] + bytes(len(data) - start))
+
+
+CACHE_DAMAGE: dict[str, Callable[[Path], object]] = {
+    "cut off": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "zeros": _zeros,
+    "one bit": _flip,
+    "no digest": lambda path: path.with_name(f"{path.name}.sha256").unlink(),
+    "no digest but another text": lambda p: p.with_name(f"{p.name}.sha256").write_text("\xff"),
+}
+
+
+@pytest.mark.parametrize("name", CACHE_DAMAGE)
+def test_damaged_scores_are_computed_again(
+    name: str, copied: ShortRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = contents(copied.root)
+    for path in (copied.root / "cache").glob("*.scores"):
+        CACHE_DAMAGE[name](path)
+    (copied.root / "gate" / "far.json").unlink()
+    with contextlib.chdir(copied.folder):
+        run_recipe(load_recipe(copied.recipe), device="cpu")
+    after = contents(copied.root)
+    assert after["gate/far.json"] == whole["gate/far.json"]
+    assert "it is computed again" in capfd.readouterr().err
+
+
 def test_leftovers_of_killed_writers_are_swept_up(copied: ShortRun) -> None:
     whole = contents(copied.root)
     cached = f"cache/.check-{'0a' * 12}"

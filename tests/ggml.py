@@ -44,15 +44,18 @@ class Ggml:
         blocks = "dequantize_row_" + qtype.name.lower().replace("_k", "_K")
         return plain.get(qtype.name, blocks)
 
-    def decode(self, qtype: QType, data: np.ndarray) -> np.ndarray | None:
-        """Values of whole blocks, or None where ggml has no such function."""
+    def decode(
+        self, qtype: QType, data: np.ndarray, out: np.ndarray | None = None
+    ) -> np.ndarray | None:
+        """Values of whole blocks (in `out`), or None where ggml has no such function."""
         function = getattr(self._library, self.decoder_name(qtype), None)
         if function is None:
             return None
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
         function.restype = None
         data = np.ascontiguousarray(data)
-        values = np.empty(data.size // qtype.type_size * qtype.block_size, np.float32)
+        n_elements = data.size // qtype.type_size * qtype.block_size
+        values = np.empty(n_elements, np.float32) if out is None else out
         function(data.ctypes.data, values.ctypes.data, values.size)
         return values
 

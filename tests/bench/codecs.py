@@ -1,50 +1,230 @@
-"""Decoding and encoding, in MB of float32 a second on one core."""
+"""The codecs beside ggml and gguf-py: speed in MB of float32 a second, and what encoding loses.
+
+One thread is timed in processor seconds, so that a busy machine does not count, several in
+seconds of the clock; the contestants take turns, and the best of each counts. ggml's library is
+the one that QUANTKIT_GGML_LIBRARY names; without it its columns stay empty.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
 import numpy as np
 
-from quantkit.codecs import can_decode, can_encode, decode, encode
-from quantkit.errors import FormatError
+import quantkit
+from quantkit.codecs import can_encode, decode, encode
+from quantkit.codecs.base import codec_for
+from quantkit.codecs.blocks import BlockCodec
+from quantkit.containers.safetensors import open_safetensors
+from quantkit.native import cpu
 from quantkit.qtypes import QTYPES, QType
-from tests.bench.figures import Figure, best_seconds
+from tests.bench.figures import Figure
+from tests.codecs.golden import STORED_TYPES
+from tests.ggml import Ggml, find_ggml
 
-SHAPE = (2048, 2048)
-REPEATS = 3
+DECODED = 1 << 23  # elements: 32 MiB, more than caches hold
+ENCODED_SHAPE = (512, 1024)
+ENCODED_BY_PEER_SHAPE = (64, 1024)  # ggml's searches take long
+DECODE_REPEATS = 5
+ENCODE_REPEATS = 2
+MANY_THREADS = 2
+MIN_OF_GGML = 1.0
+MIN_OF_GGUF_PY = 5.0
+MAX_ERROR_OF_GGML = 1.0
 
 
-def _data(qtype: QType, values: np.ndarray) -> np.ndarray:
-    """Encoded values, or random blocks without those whose scale is no number."""
-    if can_encode(qtype):
-        return encode(qtype, values)["data"]
+@dataclass(frozen=True)
+class DecodeRow:
+    """Megabytes of float32 a second; None where a peer is missing or cannot."""
+
+    qtype: QType
+    one_thread: float
+    many_threads: float
+    ggml: float | None
+    gguf_py: float | None
+
+    @property
+    def of_ggml(self) -> float | None:
+        """One thread of ours over ggml's one."""
+        return None if self.ggml is None else self.one_thread / self.ggml
+
+    @property
+    def of_gguf_py(self) -> float | None:
+        """Several threads of ours over gguf-py."""
+        return None if self.gguf_py is None else self.many_threads / self.gguf_py
+
+
+@dataclass(frozen=True)
+class EncodeRow:
+    """Speed on one thread, and the weighted squared error relative to the values' own."""
+
+    qtype: QType
+    values: str
+    weighted: bool
+    speed: float
+    error: float
+    ggml_speed: float | None
+    ggml_error: float | None
+
+    @property
+    def of_ggml(self) -> float | None:
+        """Our speed over ggml's."""
+        return None if self.ggml_speed is None else self.speed / self.ggml_speed
+
+    @property
+    def error_of_ggml(self) -> float | None:
+        """Our error over ggml's."""
+        return None if self.ggml_error is None else self.error / self.ggml_error
+
+
+def best_of_each(
+    actions: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Shortest time of each of some actions that take turns."""
+    best = dict.fromkeys(actions, float("inf"))
+    for _ in range(repeats):
+        for name, action in actions.items():
+            start = clock()
+            action()
+            best[name] = min(best[name], clock() - start)
+    return best
+
+
+def random_blocks(qtype: QType) -> np.ndarray:
+    """Bytes of many different blocks whose values are finite."""
     rng = np.random.default_rng(0)
-    drawn = rng.integers(0, 256, (256, qtype.type_size), dtype=np.uint8)
-    kept = [block for block in drawn if _is_finite(qtype, block)]
-    n_blocks = values.size // qtype.block_size
-    return np.resize(np.concatenate(kept), n_blocks * qtype.type_size)
+    if qtype.block_size == 1:
+        return encode(qtype, rng.standard_normal(1 << 16).astype(np.float32))["data"]
+    drawn = rng.integers(0, 256, (4096, qtype.type_size), dtype=np.uint8)
+    codec = codec_for(qtype)
+    assert isinstance(codec, BlockCodec)
+    values = np.empty((len(drawn), qtype.block_size), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        codec.decode_blocks(drawn, values)
+    return drawn[np.isfinite(values).all(axis=1)].reshape(-1)
 
 
-def _is_finite(qtype: QType, block: np.ndarray) -> bool:
-    try:
-        return bool(np.isfinite(decode(qtype, {"data": block}, (qtype.block_size,))).all())
-    except FormatError:
-        return False
+def decode_rows() -> Iterator[DecodeRow]:
+    """Every type that files hold, random blocks.
+
+    One thread writes to memory that it has touched before, as ggml does; against gguf-py both
+    allocate their results.
+    """
+    ggml = find_ggml()
+    megabytes = 4 * DECODED / 1e6
+    out = np.zeros(DECODED, np.float32)
+    for qtype in STORED_TYPES:
+        data = np.resize(random_blocks(qtype), qtype.nbytes(DECODED))
+        parts = {"data": data}
+        alone: dict[str, Callable[[], object]] = {
+            "ours": lambda q=qtype, d=data: cpu.try_decode(q.gguf_id, d, out, threads=1)
+        }
+        if ggml is not None:
+            alone["ggml"] = lambda q=qtype, d=data: ggml.decode(q, d, out)
+        one = best_of_each(alone, DECODE_REPEATS, time.thread_time)
+        together: dict[str, Callable[[], object]] = {
+            "ours": lambda q=qtype, p=parts: decode(q, p, (DECODED,), threads=MANY_THREADS)
+        }
+        peer = gguf.GGMLQuantizationType.__members__.get(qtype.name)
+        if peer in gguf.quants._type_traits:
+            rows = data.reshape(-1, qtype.nbytes(max(qtype.block_size, 1024)))
+            together["gguf-py"] = lambda r=rows, p=peer: gguf.quants.dequantize(r, p)
+        many = best_of_each(together, 3, time.perf_counter)
+        yield DecodeRow(
+            qtype,
+            megabytes / one["ours"],
+            megabytes / many["ours"],
+            megabytes / one["ggml"] if "ggml" in one else None,
+            megabytes / many["gguf-py"] if "gguf-py" in many else None,
+        )
+
+
+def embedded_values() -> np.ndarray:
+    """Trained weights of the embedded model with rows of 256: its MTP experts."""
+    folder = Path(quantkit.__file__).parent / "data" / "embedded"
+    entry = open_safetensors(folder).tensors["mtp.layers.0.mlp.experts.gate_up_proj"]
+    values = decode(entry.qtype, entry.parts(), entry.shape)
+    return values.reshape(-1, ENCODED_SHAPE[1])[: ENCODED_SHAPE[0]]
+
+
+def encoded_values() -> dict[str, np.ndarray]:
+    """What is encoded: synthetic and trained weights."""
+    rng = np.random.default_rng(3)
+    gaussian = 0.02 * rng.standard_normal(ENCODED_SHAPE)
+    heavy = 0.02 * rng.standard_t(4, ENCODED_SHAPE)
+    return {
+        "gaussian": gaussian.astype(np.float32),
+        "heavy-tailed": heavy.astype(np.float32),
+        "embedded": embedded_values(),
+    }
+
+
+def relative_error(values: np.ndarray, decoded: np.ndarray, weights: np.ndarray | None) -> float:
+    """Weighted squared error over the weighted square."""
+    weight = 1.0 if weights is None else weights.astype(np.float64)
+    change = (weight * (values.astype(np.float64) - decoded) ** 2).sum()
+    return float(change / (weight * values.astype(np.float64) ** 2).sum())
+
+
+def encode_row(
+    qtype: QType, name: str, values: np.ndarray, weights: np.ndarray | None, ggml: Ggml | None
+) -> EncodeRow:
+    """One type on one set of values."""
+    part = values[: ENCODED_BY_PEER_SHAPE[0]]
+    data = encode(qtype, part, weights, threads=1)["data"]
+    error = relative_error(part, decode(qtype, {"data": data}, part.shape), weights)
+    ours = best_of_each(
+        {"ours": lambda: encode(qtype, values, weights, threads=1)},
+        ENCODE_REPEATS,
+        time.thread_time,
+    )["ours"]
+    speed, peer_speed, peer_error = values.nbytes / 1e6 / ours, None, None
+    if ggml is not None:
+        peer = best_of_each(
+            {"ggml": lambda: ggml.encode(qtype, part, weights)}, ENCODE_REPEATS, time.thread_time
+        )["ggml"]
+        decoded = ggml.decode(qtype, ggml.encode(qtype, part, weights))
+        assert decoded is not None
+        peer_speed = part.nbytes / 1e6 / peer
+        peer_error = relative_error(part, decoded.reshape(part.shape), weights)
+    return EncodeRow(qtype, name, weights is not None, speed, error, peer_speed, peer_error)
+
+
+def encode_rows() -> Iterator[EncodeRow]:
+    """Every block type that is written, with and without importance."""
+    ggml = find_ggml()
+    spread = np.random.default_rng(4).standard_normal(ENCODED_SHAPE[1])
+    importance = np.exp(1.5 * spread).astype(np.float32)
+    for qtype in QTYPES:
+        if qtype.block_size == 1 or qtype.gguf_id is None or not can_encode(qtype):
+            continue
+        for name, values in encoded_values().items():
+            for weights in (None, importance):
+                yield encode_row(qtype, name, values, weights, ggml)
 
 
 def run(folder: Path) -> Iterator[Figure]:
-    """Every block type of GGUF, and the plain floats."""
-    values = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
-    megabytes = values.nbytes / 1e6
-    for qtype in QTYPES:
-        wanted = qtype.block_size > 1 or qtype.name in ("F16", "BF16")
-        if qtype.gguf_id is None or not wanted or not can_decode(qtype):
-            continue
-        parts = {"data": _data(qtype, values)}
-        seconds = best_seconds(lambda q=qtype, p=parts: decode(q, p, SHAPE), REPEATS)
-        yield Figure(f"decode {qtype.name}", megabytes / seconds, "MB/s")
-        if can_encode(qtype):
-            seconds = best_seconds(lambda q=qtype: encode(q, values), REPEATS)
-            yield Figure(f"encode {qtype.name}", megabytes / seconds, "MB/s")
+    """Both tables as figures, with the bounds that the project has set itself."""
+    for row in decode_rows():
+        name = row.qtype.name
+        yield Figure(f"decode {name}", row.one_thread, "MB/s")
+        if row.of_ggml is not None:
+            yield Figure(f"decode {name} / ggml", row.of_ggml, "x", MIN_OF_GGML, at_most=False)
+        if row.of_gguf_py is not None:
+            bound = MIN_OF_GGUF_PY if row.qtype.block_size > 1 else None
+            note = f"{MANY_THREADS} threads"
+            figure = Figure(
+                f"decode {name} / gguf-py", row.of_gguf_py, "x", bound, at_most=False, note=note
+            )
+            yield figure
+    for coded in encode_rows():
+        weighted = ", weighted" if coded.weighted else ""
+        label = f"encode {coded.qtype.name}, {coded.values}{weighted}"
+        yield Figure(label, coded.speed, "MB/s", note=f"relative error {coded.error:.4g}")
+        if coded.of_ggml is not None and coded.error_of_ggml is not None:
+            yield Figure(f"{label}: speed / ggml", coded.of_ggml, "x", MIN_OF_GGML, at_most=False)
+            yield Figure(f"{label}: error / ggml", coded.error_of_ggml, "x", MAX_ERROR_OF_GGML)

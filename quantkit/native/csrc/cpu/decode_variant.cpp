@@ -21,6 +21,12 @@ inline uint32_t decode_run(const uint8_t* src, int64_t n_blocks, float* out) {
     return suspect;
 }
 
+template <>
+inline uint32_t decode_run<F16>(const uint8_t* src, int64_t n_blocks, float* out) {
+    widen_halves(src, n_blocks, out);
+    return 0;
+}
+
 // Straight to the output, or tile by tile through the first-level cache.
 template <class Type>
 uint32_t decode_blocks(const uint8_t* src, int64_t n_blocks, void* dst, Store store) {

@@ -24,6 +24,31 @@ class Architecture:
     tokenizer_pre: str = "qwen2"
     """llama.cpp's name of the pre-tokenizer that models of this kind ship with."""
 
+    @property
+    def has_delta_net(self) -> bool:
+        """Gated DeltaNet in most layers, and attention with an output gate in the others."""
+        return bool(self.delta_net_roles)
+
+    @property
+    def has_hyper(self) -> bool:
+        """Hyper-connections in place of layer norms."""
+        return roles.HYPER_OUTPUT[0] in self.model_roles
+
+    @property
+    def has_indexer(self) -> bool:
+        """Attention may be sparse."""
+        return roles.INDEXER[0] in self.attention_roles
+
+    @property
+    def has_ngram(self) -> bool:
+        """A layer may have a hashed n-gram embedding."""
+        return bool(self.ngram_roles)
+
+    @property
+    def has_shared_expert(self) -> bool:
+        """A layer may have a shared expert."""
+        return roles.SHARED_EXPERT[0] in self.layer_roles
+
 
 ARCHITECTURES = (
     Architecture(

@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+MAX_ROPE_THETA = 1e30
+MAX_NGRAM_SIZE = 16
+MAX_NGRAM_HEADS = 128
+"""Far above every model; they keep a damaged number from asking for endless work."""
+
 
 class Mixer(Enum):
     """What mixes the tokens of a layer."""

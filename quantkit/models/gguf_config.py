@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from quantkit.errors import ModelError
-from quantkit.models.arch import architecture
+from quantkit.models.arch import Architecture, architecture
 from quantkit.models.config import (
+    MAX_NGRAM_HEADS,
+    MAX_NGRAM_SIZE,
+    MAX_ROPE_THETA,
     AttentionConfig,
     DeltaNetConfig,
     HyperConnectionConfig,
@@ -17,10 +20,14 @@ from quantkit.models.config import (
     MoeConfig,
     NgramConfig,
 )
+from quantkit.models.fields import MAX_LAYERS, MAX_SIZE, Fields
 
 GATE_ACTIVATION = {"qwen4exp": "sigmoid", "qwen35moe": "silu"}
 """llama.cpp has no key for the output gate of Gated DeltaNet: it goes by the architecture."""
 N_ROPE_SECTIONS = 4
+EPSILON = "attention.layer_norm_rms_epsilon"
+DEFAULT_INTERVAL = 4
+"""Every fourth layer attends where a file does not say which."""
 
 
 class Pair(NamedTuple):
@@ -35,71 +42,47 @@ class Pair(NamedTuple):
 def config_from_gguf(metadata: Mapping[str, Any], tensor_shapes: Mapping[str, Any]) -> ModelConfig:
     """Read the geometry; `tensor_shapes` (row-major, by name) settles what metadata leaves open.
 
-    Raises ModelError for a missing key or an unknown architecture.
+    Raises ModelError for a missing key, one of another type or out of range, and an unknown
+    architecture.
     """
-    arch = architecture(metadata["general.architecture"]).gguf
-    get = _getter(metadata, arch)
-    _check_plausible(get, arch, len(tensor_shapes))
-    n_layers = get("block_count") - get("nextn_predict_layers", 0)
-    hybrid = f"{arch}.ssm.conv_kernel" in metadata
-    head_dim = get("attention.key_length", get("embedding_length") // get("attention.head_count"))
+    arch = architecture(_keys(metadata).text("general.architecture"))
+    keys = _keys(metadata, arch.gguf)
+    _refuse_scaled_rope(keys, arch.gguf)
+    vocab_size = _vocab_size(tensor_shapes)
+    n_layers, n_mtp_layers = _layer_counts(keys, arch.gguf, len(tensor_shapes))
+    mixers = _mixers(keys, arch, n_layers)
     return ModelConfig(
-        arch=arch,
-        vocab_size=tensor_shapes["token_embd.weight"][0],
-        hidden=get("embedding_length"),
+        arch=arch.gguf,
+        vocab_size=vocab_size,
+        hidden=keys.integer("embedding_length"),
         n_layers=n_layers,
-        context_length=get("context_length"),
-        rms_eps=_float32_decimal(get("attention.layer_norm_rms_epsilon")),
-        mixers=_mixers(get, n_layers, hybrid),
-        attention=AttentionConfig(
-            n_heads=get("attention.head_count"),
-            n_kv_heads=get("attention.head_count_kv"),
-            head_dim=head_dim,
-            rotary_dim=get("rope.dimension_count", head_dim),
-            rope_theta=float(get("rope.freq_base")),
-            output_gate=hybrid,
-            rope_sections=tuple(get("rope.dimension_sections", ())),
-        ),
-        moe=MoeConfig(
-            n_experts=get("expert_count"),
-            n_experts_used=get("expert_used_count"),
-            inner=get("expert_feed_forward_length"),
-            shared_inner=get("expert_shared_feed_forward_length", 0),
-            renormalize=True,
-        ),
+        context_length=keys.integer("context_length"),
+        rms_eps=_float32_decimal(keys.number(EPSILON, above=0, high=1)),
+        mixers=mixers,
+        attention=_attention(keys, arch),
+        moe=_moe(keys, arch),
         tied_head="output.weight" not in tensor_shapes,
-        delta_net=_delta_net(get, arch) if hybrid else None,
-        indexer=_indexer(get),
-        hyper=_hyper(get),
-        ngram=_ngram(get),
-        n_mtp_layers=get("nextn_predict_layers", 0),
+        delta_net=_delta_net(keys, arch) if arch.has_delta_net else None,
+        indexer=_indexer(keys, mixers) if arch.has_indexer else None,
+        hyper=_hyper(keys) if arch.has_hyper else None,
+        ngram=_ngram(keys, n_layers, vocab_size) if arch.has_ngram else None,
+        n_mtp_layers=n_mtp_layers,
     )
 
 
-Getter = Callable[..., Any]
-_REQUIRED = object()
+def _keys(metadata: Mapping[str, Any], arch: str | None = None) -> Fields:
+    return Fields(
+        metadata,
+        source="the metadata",
+        noun="key",
+        prefix="" if arch is None else f"{arch}.",
+        needed_by=f"models of architecture {arch} need it",
+        hint="the file is damaged, or its converter does not know this architecture",
+    )
 
 
-def _getter(metadata: Mapping[str, Any], arch: str) -> Getter:
-    def get(key: str, default: Any = _REQUIRED) -> Any:
-        full = f"{arch}.{key}"
-        if full in metadata:
-            return metadata[full]
-        if default is _REQUIRED:
-            raise ModelError(
-                "the metadata lacks a key",
-                value=full,
-                rule=f"models of architecture {arch} need it",
-                hint="the file was written by a converter that does not know this architecture",
-            )
-        return default
-
-    return get
-
-
-def _check_plausible(get: Getter, arch: str, n_tensors: int) -> None:
-    """Refuse what the mathematics here does not know, and a count of layers that cannot be."""
-    scaling = get("rope.scaling.type", "none")
+def _refuse_scaled_rope(keys: Fields, arch: str) -> None:
+    scaling = keys.text("rope.scaling.type", default="none")
     if scaling != "none":
         raise ModelError(
             "the metadata asks for scaled rotary embeddings",
@@ -107,13 +90,35 @@ def _check_plausible(get: Getter, arch: str, n_tensors: int) -> None:
             rule="none",
             hint="this variant of the architecture is not supported",
         )
-    if get("block_count") > n_tensors:
+
+
+def _vocab_size(tensor_shapes: Mapping[str, Any]) -> int:
+    shape = tuple(tensor_shapes["token_embd.weight"])
+    if len(shape) != 2 or not 0 < shape[0] <= MAX_SIZE:
+        raise ModelError(
+            "an embedding that is none",
+            tensor="token_embd.weight",
+            value=list(shape),
+            rule="a matrix with a row for each token",
+            hint="the file is damaged; get it again",
+        )
+    return int(shape[0])
+
+
+def _layer_counts(keys: Fields, arch: str, n_tensors: int) -> tuple[int, int]:
+    """Layers of the trunk, and those of the multi-token prediction head behind them."""
+    # A number that no file can reach has a message of its own.
+    n_blocks = keys.integer("block_count", high=2**32 - 1)
+    if n_blocks > n_tensors:
         raise ModelError(
             "the metadata claims more layers than there are tensors",
-            value=f"{arch}.block_count = {get('block_count')}",
+            value=f"{arch}.block_count = {n_blocks}",
             rule=f"at most {n_tensors}",
             hint="the file is damaged; get it again",
         )
+    n_blocks = keys.integer("block_count", high=MAX_LAYERS)
+    n_mtp_layers = keys.integer("nextn_predict_layers", low=0, high=n_blocks - 1, default=0)
+    return n_blocks - n_mtp_layers, n_mtp_layers
 
 
 def _float32_decimal(value: float) -> float:
@@ -121,63 +126,104 @@ def _float32_decimal(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def _mixers(get: Getter, n_layers: int, hybrid: bool) -> tuple[Mixer, ...]:
-    if not hybrid:
+def _mixers(keys: Fields, arch: Architecture, n_layers: int) -> tuple[Mixer, ...]:
+    if not arch.has_delta_net:
         return (Mixer.ATTENTION,) * n_layers
-    interval = get("full_attention_interval", 4)
-    default = [(i + 1) % interval != 0 for i in range(n_layers)]
-    recurrent = get("attention.recurrent_layers", default)[:n_layers]
+    interval = keys.integer("full_attention_interval", default=DEFAULT_INTERVAL)
+    default = tuple((i + 1) % interval != 0 for i in range(n_layers))
+    recurrent = keys.flags("attention.recurrent_layers", first=n_layers, default=default)
     return tuple(Mixer.GATED_DELTA_NET if r else Mixer.ATTENTION for r in recurrent)
 
 
-def _delta_net(get: Getter, arch: str) -> DeltaNetConfig:
-    n_value_heads = get("ssm.time_step_rank")
+def _attention(keys: Fields, arch: Architecture) -> AttentionConfig:
+    n_kv_heads = keys.integer("attention.head_count_kv")
+    n_heads = keys.integer("attention.head_count", multiple_of=n_kv_heads)
+    head_dim = keys.integer(
+        "attention.key_length", default=keys.integer("embedding_length") // n_heads
+    )
+    return AttentionConfig(
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        rotary_dim=keys.integer(
+            "rope.dimension_count", low=2, high=head_dim, multiple_of=2, default=head_dim
+        ),
+        rope_theta=keys.number("rope.freq_base", above=0, high=MAX_ROPE_THETA),
+        output_gate=arch.has_delta_net,
+        rope_sections=keys.integers("rope.dimension_sections", default=()),
+    )
+
+
+def _moe(keys: Fields, arch: Architecture) -> MoeConfig:
+    n_experts = keys.integer("expert_count")
+    shared = "expert_shared_feed_forward_length"
+    return MoeConfig(
+        n_experts=n_experts,
+        n_experts_used=keys.integer("expert_used_count", high=n_experts),
+        inner=keys.integer("expert_feed_forward_length"),
+        shared_inner=keys.integer(shared, low=0, default=0) if arch.has_shared_expert else 0,
+        renormalize=True,
+    )
+
+
+def _delta_net(keys: Fields, arch: Architecture) -> DeltaNetConfig:
+    n_key_heads = keys.integer("ssm.group_count")
+    n_value_heads = keys.integer("ssm.time_step_rank", multiple_of=n_key_heads)
     return DeltaNetConfig(
-        n_key_heads=get("ssm.group_count"),
+        n_key_heads=n_key_heads,
         n_value_heads=n_value_heads,
-        key_dim=get("ssm.state_size"),
-        value_dim=get("ssm.inner_size") // n_value_heads,
-        conv_kernel=get("ssm.conv_kernel"),
-        gate_activation=GATE_ACTIVATION[arch],
+        key_dim=keys.integer("ssm.state_size"),
+        value_dim=keys.integer("ssm.inner_size", multiple_of=n_value_heads) // n_value_heads,
+        conv_kernel=keys.integer("ssm.conv_kernel"),
+        gate_activation=GATE_ACTIVATION[arch.gguf],
     )
 
 
-def _indexer(get: Getter) -> IndexerConfig | None:
+def _indexer(keys: Fields, mixers: tuple[Mixer, ...]) -> IndexerConfig | None:
+    ratios = keys.integers("attention.compress_ratios", first=len(mixers), default=())
+    blocks = {r for r, mixer in zip(ratios, mixers, strict=False) if mixer is Mixer.ATTENTION}
     # Without ratios llama.cpp attends densely, whatever the other keys say.
-    blocks = set(get("attention.compress_ratios", [])) - {0}
-    if len(blocks) != 1:
+    if blocks <= {0}:
         return None
+    if len(blocks) > 1:
+        rule = "one block size for all attention layers"
+        raise keys.invalid("attention.compress_ratios", list(ratios), rule)
+    block = blocks.pop()
     return IndexerConfig(
-        n_heads=get("attention.indexer.head_count"),
-        head_dim=get("attention.indexer.key_length"),
-        budget=get("attention.indexer.top_k"),
-        block=blocks.pop(),
+        n_heads=keys.integer("attention.indexer.head_count"),
+        head_dim=keys.integer("attention.indexer.key_length"),
+        budget=keys.integer("attention.indexer.top_k", multiple_of=block),
+        block=block,
     )
 
 
-def _hyper(get: Getter) -> HyperConnectionConfig | None:
-    count = get("hyper_connection.count", 0)
-    if not count:
-        return None
-    return HyperConnectionConfig(n_streams=count, low_rank=get("hyper_connection.low_rank"))
+def _hyper(keys: Fields) -> HyperConnectionConfig:
+    return HyperConnectionConfig(
+        # One stream has nothing to mix; transformers and llama.cpp refuse it.
+        n_streams=keys.integer("hyper_connection.count", low=2),
+        low_rank=keys.integer("hyper_connection.low_rank"),
+    )
 
 
-def _ngram(get: Getter) -> NgramConfig | None:
-    layers = get("ple.layers", [])
+def _ngram(keys: Fields, n_layers: int, vocab_size: int) -> NgramConfig | None:
+    layers = keys.integers("ple.layers", high=n_layers - 1, default=())
     if not layers:
         return None
-    size, per_gram = get("ple.ngram_size"), get("ple.heads_per_ngram")
+    if len(layers) > 1:
+        raise keys.invalid("ple.layers", list(layers), "one n-gram layer, as in llama.cpp")
+    size = keys.integer("ple.ngram_size", low=2, high=MAX_NGRAM_SIZE)
+    per_gram = keys.integer("ple.heads_per_ngram", high=MAX_NGRAM_HEADS // (size - 1))
     n_heads = (size - 1) * per_gram
     return NgramConfig(
         layer=layers[0],
         ngram_size=size,
         heads_per_ngram=per_gram,
-        row_dim=get("embedding_length_per_layer_input"),
-        conv_kernel=get("ple.conv_kernel"),
-        eos_token_id=get("ple.eos_token_id"),
-        multipliers=tuple(get("ple.layer_multipliers")[:size]),
-        head_offsets=tuple(get("ple.head_offsets")[:n_heads]),
-        head_vocab_sizes=tuple(get("ple.head_vocab_sizes")[:n_heads]),
+        row_dim=keys.integer("embedding_length_per_layer_input"),
+        conv_kernel=keys.integer("ple.conv_kernel"),
+        eos_token_id=keys.integer("ple.eos_token_id", low=0, high=vocab_size - 1),
+        multipliers=keys.integers("ple.layer_multipliers", low=1, high=2**63 - 1, first=size),
+        head_offsets=keys.integers("ple.head_offsets", high=2**62, first=n_heads),
+        head_vocab_sizes=keys.integers("ple.head_vocab_sizes", low=1, high=2**62, first=n_heads),
     )
 
 

@@ -23,7 +23,7 @@ HF_FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "same": lambda stored: stored,
     "plus_one": lambda stored: stored.float() + 1.0,
     "negative_exp": _negative_exp,
-    "squeeze": lambda stored: stored.squeeze(1),
+    "squeeze": lambda stored: stored.reshape(-1, stored.shape[-1]),
 }
 """transformers' stored value -> effective value."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -118,6 +119,87 @@ def test_missing_field(missing: str) -> None:
     assert caught.value.value == missing
 
 
+UNUSABLE = [None, "x", {}, [], [0], 0, -1, 1.5, True, math.nan, math.inf, 10**30]
+COUNTS = [
+    "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings", "num_experts",
+    "num_experts_per_tok", "moe_intermediate_size", "num_attention_heads", "num_key_value_heads",
+    "hc_count", "hc_lowrank", "linear_num_key_heads", "linear_num_value_heads",
+    "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim", "ngram_size",
+    "heads_per_ngram", "ngram_vocab_size_base", "ple_conv_kernel_size", "indexer_n_heads",
+    "indexer_head_dim", "indexer_budget", "indexer_compress_ratio",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", COUNTS)
+def test_counts_that_are_none(field: str) -> None:
+    config = hf_config("qwen4exp")
+    for value in UNUSABLE:
+        with pytest.raises(ModelError) as caught:
+            config_from_hf(config | {field: value})
+        assert field in caught.value.render()
+        assert caught.value.rule
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("rms_norm_eps", ["x", 0, -1e-6, math.nan, math.inf, 2.0, True, [1e-6]]),
+        ("num_experts_per_tok", [9]),
+        ("num_hidden_layers", [3, 8]),
+        ("layer_types", ["x", {}, [], [1], ["full_attention"], ["linear_attention"] * 3 + ["x"]]),
+        ("full_attention_interval", [0, -1, "x"]),
+        ("eos_token_id", [-1, 320, [], [-1], [0, "x"], "x", {}, True]),
+        ("bos_token_id", [-1, 320, "x"]),
+        ("pad_token_id", [-1, [5, -2]]),
+        ("text_config", ["x", 0, [], [{}]]),
+        ("model_type", ["x", 0, [], ["qwen4_exp"], {}, None]),
+        ("num_key_value_heads", [3]),
+        ("linear_num_value_heads", [5]),
+        ("indexer_budget", [30]),
+        ("indexer_kv_heads", [2, "x"]),
+        ("ple_layer_ids", [0, "x", [0], [5], ["a"], [None], {}]),
+        ("heads_per_ngram", [65, 10**30]),
+        ("seed", ["x", 1.5, 10**30]),
+        ("tie_word_embeddings", ["x", 0, 1, []]),
+        ("norm_topk_prob", ["x", 0, 1]),
+        ("rope_parameters", ["x", 0, [], {"rope_type": []}, {"rope_theta": "x"}]),
+        ("rope_parameters", [{"rope_theta": value} for value in (0, -1, math.nan, None)]),
+        ("output_gate_type", ["x", 0, []]),
+        ("hidden_act", [0, [], "gelu"]),
+        ("head_dim", [1, 0]),
+    ],
+)
+def test_settings_out_of_range(field: str, values: list[Any]) -> None:
+    config = hf_config("qwen4exp")
+    config.pop("rope_theta", None)
+    if field == "full_attention_interval":
+        del config["layer_types"]
+    for value in values:
+        with pytest.raises(ModelError) as caught:
+            config_from_hf(config | {field: value})
+        assert caught.value.rule, value
+        assert caught.value.hint, value
+
+
+@pytest.mark.parametrize("factor", [0, -0.5, 1.5, 0.01, 3 / 32, "x", math.nan])
+def test_share_of_a_head_that_cannot_be_rotated(factor: Any) -> None:
+    rope = {"rope_theta": 1e4, "partial_rotary_factor": factor}
+    with pytest.raises(ModelError, match="partial_rotary_factor"):
+        config_from_hf(hf_config("qwen4exp", rope_parameters=rope))
+
+
+def test_null_text_part_is_none() -> None:
+    config = hf_config("qwen4exp")
+    assert config_from_hf(config | {"text_config": None}) == config_from_hf(config)
+
+
+def test_several_ends_of_text() -> None:
+    found = config_from_hf(hf_config("qwen4exp", eos_token_id=[7, 3]))
+    assert found.ngram is not None
+    assert found.ngram.eos_token_id == 7
+
+
 @pytest.mark.parametrize("config", [{"model_type": "llama"}, {}])
 def test_unknown_architecture(config: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="unknown architecture") as caught:
@@ -179,6 +261,106 @@ class TestMetadata:
         metadata["qwen4exp.block_count"] = 2**32 - 1
         with pytest.raises(ModelError, match="more layers than there are tensors"):
             config_from_gguf(metadata, names())
+
+
+NOT_A_COUNT: list[Any] = ["x", "", 0, -1, 1.5, math.nan, True, [1, 2, 3], [], ["a"]]
+GGUF_COUNTS = [
+    "block_count", "context_length", "embedding_length", "attention.head_count",
+    "attention.head_count_kv", "expert_count", "expert_used_count", "attention.key_length",
+    "expert_feed_forward_length", "rope.dimension_count", "ssm.conv_kernel", "ssm.state_size",
+    "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size", "full_attention_interval",
+    "hyper_connection.count", "hyper_connection.low_rank", "attention.indexer.head_count",
+    "attention.indexer.key_length", "attention.indexer.top_k", "ple.ngram_size",
+    "ple.heads_per_ngram", "ple.conv_kernel", "embedding_length_per_layer_input",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def good() -> dict[str, Any]:
+    return as_metadata(config_from_hf(hf_config("qwen4exp")))
+
+
+class TestDamagedMetadata:
+    """Each key alone: another type, zero, negative, NaN, another length."""
+
+    @staticmethod
+    def refused(good: dict[str, Any], key: str, value: Any) -> None:
+        with pytest.raises(ModelError) as caught:
+            config_from_gguf(good | {f"qwen4exp.{key}": value}, names())
+        assert key in caught.value.render(), value
+        assert caught.value.hint
+
+    @pytest.mark.parametrize("key", GGUF_COUNTS)
+    def test_counts(self, key: str, good: dict[str, Any]) -> None:
+        assert f"qwen4exp.{key}" in good
+        for value in NOT_A_COUNT:
+            self.refused(good, key, value)
+
+    @pytest.mark.parametrize("key", ["rope.freq_base", "attention.layer_norm_rms_epsilon"])
+    def test_numbers(self, key: str, good: dict[str, Any]) -> None:
+        for value in ("x", 0.0, -1.0, math.nan, math.inf, True, [1.0]):
+            self.refused(good, key, value)
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            "attention.recurrent_layers", "attention.compress_ratios", "ple.layers",
+            "ple.layer_multipliers", "ple.head_offsets", "ple.head_vocab_sizes",
+            "rope.dimension_sections",
+        ],
+    )  # fmt: skip
+    def test_lists(self, key: str, good: dict[str, Any]) -> None:
+        for value in ("x", 0, math.nan, True, ["a"], [-1] * 9, [math.nan] * 9, [2**64] * 9):
+            self.refused(good, key, value)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("attention.recurrent_layers", [True] * 3),
+            ("attention.compress_ratios", [0, 0, 0]),
+            ("ple.layer_multipliers", [3, 5]),
+            ("ple.head_offsets", [0, 97, 198]),
+            ("ple.head_vocab_sizes", []),
+            ("ple.layers", [4]),
+            ("ple.layers", [0, 1]),
+            ("ple.eos_token_id", 320),
+            ("expert_used_count", 9),
+            ("attention.head_count", 5),
+            ("ssm.time_step_rank", 7),
+            ("ssm.inner_size", 97),
+            ("rope.dimension_count", 33),
+            ("rope.dimension_count", 64),
+            ("nextn_predict_layers", 4),
+            ("hyper_connection.count", 1),
+            ("attention.indexer.top_k", 30),
+            ("ple.heads_per_ngram", 10**6),
+        ],
+    )
+    def test_lengths_and_bounds(self, key: str, value: Any, good: dict[str, Any]) -> None:
+        self.refused(good, key, value)
+
+    def test_ratios_that_differ(self, good: dict[str, Any]) -> None:
+        mixers = [True, False, True, False]
+        changed = good | {"qwen4exp.attention.recurrent_layers": mixers}
+        self.refused(changed, "attention.compress_ratios", [0, 4, 0, 8])
+
+    @pytest.mark.parametrize("value", [["qwen4exp"], 3, "", "\udcff"])
+    def test_architecture(self, value: Any, good: dict[str, Any]) -> None:
+        with pytest.raises(ModelError):
+            config_from_gguf(good | {"general.architecture": value}, names())
+
+    @pytest.mark.parametrize("shape", [(), (320,), (0, 128), (1, 2, 3)])
+    def test_embedding(self, shape: tuple[int, ...], good: dict[str, Any]) -> None:
+        with pytest.raises(ModelError) as caught:
+            config_from_gguf(good, names() | {"token_embd.weight": shape})
+        assert caught.value.tensor == "token_embd.weight"
+
+    @pytest.mark.parametrize("arch", ["qwen35moe", "qwen3moe"])
+    def test_keys_of_another_architecture_mean_nothing(self, arch: str) -> None:
+        config = config_from_hf(hf_config(arch))
+        surplus = {"hyper_connection.count": 4, "ple.layers": [1], "attention.compress_ratios": 3}
+        metadata = as_metadata(config) | {f"{arch}.{k}": v for k, v in surplus.items()}
+        assert config_from_gguf(metadata, names()) == config
 
 
 def test_epsilon_is_the_decimal_that_was_meant() -> None:

@@ -32,7 +32,8 @@ struct EncodeEntry {
 
 // End with a row whose function is null.
 extern const DecodeEntry* const decoders;
-extern const EncodeEntry* const encoders;
+extern const EncodeEntry* const block_encoders;
+extern const EncodeEntry* const super_encoders;
 
 }  // namespace cuda
 }  // namespace qk

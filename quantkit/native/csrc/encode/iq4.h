@@ -10,7 +10,8 @@ namespace QK_VARIANT {
 namespace iq4 {
 
 // Byte j: element j low, element j + 16 high.
-inline void put_nibbles(const uint8_t* __restrict codes, uint8_t* __restrict out) {
+QK_HD inline void put_nibbles(const uint8_t* __restrict codes, uint8_t* __restrict out) {
+    QK_UNROLL
     for (int j = 0; j < 16; ++j) out[j] = uint8_t(codes[j] | (codes[j + 16] << 4));
 }
 
@@ -23,7 +24,7 @@ struct Guessed {
 struct NL : Fitted<Guessed> {
     using Levels = Iq4Levels;
     static constexpr int kElements = 32, kBytes = 18;
-    static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
+    QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
 };
 
 // A value for each group of a tile set: kTiles vectors, lane by lane group after group.
@@ -34,7 +35,12 @@ struct Groups {
 
 // Combines the eight groups of every super-block, in each of their lanes, as a tree.
 template <class F, int kTiles, class Combine>
-inline void over_groups(Groups<F, kTiles>& v, const Combine& combine) {
+QK_HD inline void over_groups(Groups<F, kTiles>& v, const Combine& combine) {
+#if defined(QK_ONE_LANE)
+    for (int half = 4; half > 0; half /= 2) {
+        v.of[0] = combine(v.of[0], F(kq::exchange<8>(v.of[0].v, half)));
+    }
+#else
     constexpr int kLanes = sizeof(F) / 4;
     static_assert(kLanes * kTiles % 8 == 0 && kTiles <= 2, "whole super-blocks");
     if constexpr (kTiles == 2) v.of[0] = v.of[1] = combine(v.of[0], v.of[1]);
@@ -45,10 +51,11 @@ inline void over_groups(Groups<F, kTiles>& v, const Combine& combine) {
             mine = combine(mine, other);
         }
     }
+#endif
 }
 
 template <class F, int kTiles>
-inline void sum_groups(Groups<F, kTiles>& v) {
+QK_HD inline void sum_groups(Groups<F, kTiles>& v) {
     over_groups(v, [](F a, F b) { return a + b; });
 }
 
@@ -69,7 +76,7 @@ struct XsSearch {
     T tiles[kTiles];
     Fit<F> fits[kTiles];
 
-    void load(const float* x, const float* w) {
+    QK_HD void load(const float* x, const float* w) {
         G top;
         for (int k = 0; k < kTiles; ++k) {
             load_tile(x + k * kLanes * 32, w + k * kLanes * 32, kLanes, tiles[k]);
@@ -82,15 +89,15 @@ struct XsSearch {
         }
     }
 
-    static F clip(F multiple) {
+    QK_HD static F clip(F multiple) {
         return lower<F>(higher<F>(multiple, splat<F>(kLo)), splat<F>(kHi));
     }
 
-    static F nearest_multiple(F scale, F d) {
+    QK_HD static F nearest_multiple(F scale, F d) {
         return kq::nearest<F>(clip(scale * inverse<F>(d)));
     }
 
-    static void take_better(Choice& best, const Choice& other) {
+    QK_HD static void take_better(Choice& best, const Choice& other) {
         for (int k = 0; k < kTiles; ++k) {
             const auto take = other.error.of[k] < best.error.of[k];
             best.d.of[k] = take ? other.d.of[k] : best.d.of[k];
@@ -100,7 +107,7 @@ struct XsSearch {
     }
 
     // The super-scale whose multiples lie closest to the groups' own scales.
-    Choice nearest_choice() const {
+    QK_HD Choice nearest_choice() const {
         Choice best = {};
         G extreme;
         for (int k = 0; k < kTiles; ++k) {
@@ -130,7 +137,7 @@ struct XsSearch {
     }
 
     // Each group's multiple of d: the present one or a neighbour, by true error.
-    void settle(Choice& choice) const {
+    QK_HD void settle(Choice& choice) const {
         for (int k = 0; k < kTiles; ++k) {
             const F start = choice.multiple.of[k];
             F best = splat<F>(INFINITY);
@@ -147,7 +154,7 @@ struct XsSearch {
     }
 
     // The least-squares d for the codes and multiples of a choice.
-    void refit(Choice& choice) const {
+    QK_HD void refit(Choice& choice) const {
         G xq, qq;
         for (int k = 0; k < kTiles; ++k) {
             const F multiple = choice.multiple.of[k];
@@ -163,7 +170,7 @@ struct XsSearch {
         }
     }
 
-    Choice search() const {
+    QK_HD Choice search() const {
         Choice best = nearest_choice();
         settle(best);
         for (int turn = 0; turn < kTurns; ++turn) {
@@ -177,7 +184,7 @@ struct XsSearch {
 };
 
 // Half d | high two bits of eight scales | low four bits of each | eight groups as in IQ4_NL.
-inline void pack_xs(const uint8_t* codes, const float* multiples, float d, uint8_t* out) {
+QK_HD inline void pack_xs(const uint8_t* codes, const float* multiples, float d, uint8_t* out) {
     unsigned upper = 0, lower = 0;
     for (int g = 0; g < 8; ++g) {
         const unsigned scale = unsigned(int(multiples[g]) + 32);
@@ -191,7 +198,7 @@ inline void pack_xs(const uint8_t* codes, const float* multiples, float d, uint8
 }
 
 template <int kTiles, int kLanes>
-inline void encode_xs(const float* x, const float* w, uint8_t* out) {
+QK_HD inline void encode_xs(const float* x, const float* w, uint8_t* out) {
     XsSearch<kTiles, kLanes> groups;
     groups.load(x, w);
     const auto choice = groups.search();
@@ -210,11 +217,11 @@ inline void encode_xs(const float* x, const float* w, uint8_t* out) {
 
 }  // namespace iq4
 
-inline void encode_row_iq4_nl(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_iq4_nl(const float* x, const float* w, uint8_t* out, int64_t n) {
     encode_scaled<iq4::NL>(x, w, out, n);
 }
 
-inline void encode_row_iq4_xs(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_iq4_xs(const float* x, const float* w, uint8_t* out, int64_t n) {
     int64_t i = 0;
     if constexpr (kq::kMaxLanes == 16) {
         for (; i + 512 <= n; i += 512) iq4::encode_xs<1, 16>(x + i, w + i, out + i / 256 * 136);

@@ -14,30 +14,30 @@ struct Half {
     float value;  // in units of the super-block
 };
 
-inline uint32_t bits_of(float v) {
+QK_HD inline uint32_t bits_of(float v) {
     uint32_t u;
     std::memcpy(&u, &v, sizeof u);
     return u;
 }
 
-inline float float_of(uint32_t u) {
+QK_HD inline float float_of(uint32_t u) {
     float v;
     std::memcpy(&v, &u, sizeof v);
     return v;
 }
 
-inline float power_of_two(int e) {
+QK_HD inline float power_of_two(int e) {
     return float_of(uint32_t(e + 127) << 23);
 }
 
 // Exponent of v >= 0, kept where 2^e and 2^-e are both normal.
-inline int exponent_of(float v) {
+QK_HD inline int exponent_of(float v) {
     const int e = int(bits_of(v) >> 23) - 127;
     return e < -126 ? -126 : e > 126 ? 126 : e;
 }
 
 // v * unit as fp16: nearest even, subnormals kept, saturated at 65504.
-inline Half half_of(float v, float unit) {
+QK_HD inline Half half_of(float v, float unit) {
     const float true_value = v * unit;
     const uint32_t sign = (bits_of(true_value) >> 16) & 0x8000u;
     float mag = std::fabs(true_value);

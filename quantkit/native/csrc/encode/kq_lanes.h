@@ -6,10 +6,27 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../formats/numbers.h"
+
+#if defined(QK_ONE_LANE)
+#include "../cuda/lane.cuh"
+#endif
+
 namespace qk {
 namespace QK_VARIANT {
 namespace kq {
 
+// With QK_ONE_LANE, for the GPU, a vector has one lane, and the lanes that share a super-block are
+// threads: what combines lanes then goes through exchange().
+#if defined(QK_ONE_LANE)
+constexpr int kMaxLanes = 1;
+template <int kLanes>
+using FloatLanes = OneFloat;
+template <int kLanes>
+using IntLanes = OneInt;
+template <int kGroups>
+constexpr int kHeld = 1;
+#else
 #if defined(__AVX512F__)
 constexpr int kMaxLanes = 16;
 #elif defined(__AVX2__)
@@ -17,53 +34,66 @@ constexpr int kMaxLanes = 8;
 #else
 constexpr int kMaxLanes = 4;
 #endif
+template <int kLanes>
+struct Vectors {
+    typedef float F __attribute__((vector_size(4 * kLanes)));
+    typedef int32_t I __attribute__((vector_size(4 * kLanes)));
+};
+template <int kLanes>
+using FloatLanes = typename Vectors<kLanes>::F;
+template <int kLanes>
+using IntLanes = typename Vectors<kLanes>::I;
+// Of the groups of a super-block, how many this thread holds.
+template <int kGroups>
+constexpr int kHeld = kGroups;
+#endif
 
 template <int kLanes>
 struct Lanes {
-    typedef float F __attribute__((vector_size(4 * kLanes)));
+    typedef FloatLanes<kLanes> F;
 };
 
 template <class F>
-inline F load(const float* p) {
+QK_HD inline F load(const float* p) {
     F v;
     std::memcpy(&v, p, sizeof v);
     return v;
 }
 
 template <class F>
-inline void store(float* p, F v) {
+QK_HD inline void store(float* p, F v) {
     std::memcpy(p, &v, sizeof v);
 }
 
 template <class F>
-inline F splat(float v) {
+QK_HD inline F splat(float v) {
     return v - F{};
 }
 
 template <class F>
-inline F lower(F a, F b) {
+QK_HD inline F lower(F a, F b) {
     return a < b ? a : b;
 }
 
 template <class F>
-inline F higher(F a, F b) {
+QK_HD inline F higher(F a, F b) {
     return a > b ? a : b;
 }
 
 // Nearest integer (ties to even) of |v| < 2^22: the sum's last place is 1.
 template <class F>
-inline F nearest(F v) {
+QK_HD inline F nearest(F v) {
     return (v + 12582912.0f) - 12582912.0f;
 }
 
 template <class F>
-inline F nearest_in(F v, F lo, F hi) {
+QK_HD inline F nearest_in(F v, F lo, F hi) {
     return nearest<F>(lower<F>(higher<F>(v, lo), hi));
 }
 
 // 1 / v, and 0 where v is 0: a sub-block of scale 0 has all codes 0.
 template <class F>
-inline F inverse(F v) {
+QK_HD inline F inverse(F v) {
     const F zero = splat<F>(0.0f);
     const F one = splat<F>(1.0f);
     return v == zero ? zero : one / (v == zero ? one : v);

@@ -12,7 +12,8 @@ struct Q2_0 : Fitted<Q2_0> {
     static constexpr int kElements = 64, kBytes = 18, kTurns = 1;
     static constexpr Guesses<8> kGuesses{2.0f, 1.3f, 1.0f};
     // Four consecutive elements to a byte, the first lowest.
-    static void pack(const uint8_t* __restrict codes, uint8_t* __restrict out) {
+    QK_HD static void pack(const uint8_t* __restrict codes, uint8_t* __restrict out) {
+        QK_UNROLL
         for (int byte = 0; byte < 16; ++byte) {
             const uint8_t* four = codes + 4 * byte;
             out[byte] = uint8_t(four[0] | four[1] << 2 | four[2] << 4 | four[3] << 6);
@@ -21,7 +22,7 @@ struct Q2_0 : Fitted<Q2_0> {
 };
 
 // Sixteen partial sums, added as a tree.
-inline float tree_sum(float* sums) {
+QK_HD inline float tree_sum(float* sums) {
     for (int half = 8; half > 0; half /= 2) {
         for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
     }
@@ -30,12 +31,13 @@ inline float tree_sum(float* sums) {
 
 // Half d | a bit for each of 128 elements: d where set, else -d. The best d for the signs is the
 // weighted mean magnitude.
-inline void encode_q1_0(const float* x, const float* w, uint8_t* out) {
+QK_HD inline void encode_q1_0(const float* x, const float* w, uint8_t* out) {
     float top = 0.0f;
     for (int i = 0; i < 128; ++i) top = w[i] > top ? w[i] : top;
     const float scale = inverse_power<kq::Lanes<4>::F, Wide<4>::I>(splat<kq::Lanes<4>::F>(top))[0];
     alignas(64) float total[16] = {}, mass[16] = {};
     for (int i = 0; i < 128; i += 16) {
+        QK_UNROLL
         for (int k = 0; k < 16; ++k) {
             float weight = w[i + k] * scale;
             weight = weight > kLeastWeight ? weight : kLeastWeight;
@@ -45,6 +47,7 @@ inline void encode_q1_0(const float* x, const float* w, uint8_t* out) {
     }
     const float mean = tree_sum(total) / tree_sum(mass);
     put_half(out, round_to_half<kq::Lanes<4>::F, Wide<4>::I>(splat<kq::Lanes<4>::F>(mean))[0]);
+    QK_UNROLL
     for (int byte = 0; byte < 16; ++byte) {
         unsigned bits = 0;
         for (int j = 0; j < 8; ++j) bits |= unsigned(x[8 * byte + j] >= 0.0f) << j;
@@ -54,11 +57,11 @@ inline void encode_q1_0(const float* x, const float* w, uint8_t* out) {
 
 }  // namespace lowbit
 
-inline void encode_row_q1_0(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q1_0(const float* x, const float* w, uint8_t* out, int64_t n) {
     for (int64_t i = 0; i < n; i += 128, out += 18) lowbit::encode_q1_0(x + i, w + i, out);
 }
 
-inline void encode_row_q2_0(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q2_0(const float* x, const float* w, uint8_t* out, int64_t n) {
     encode_scaled<lowbit::Q2_0>(x, w, out, n);
 }
 

@@ -13,8 +13,9 @@ namespace microscale {
 
 // Replaces the values by their magnitudes times `factor`.
 template <class T>
-inline void scale_magnitudes(T& tile, typename T::F factor) {
+QK_HD inline void scale_magnitudes(T& tile, typename T::F factor) {
     using F = typename T::F;
+    QK_UNROLL
     for (int i = 0; i < T::kElements; ++i) {
         const F mag = magnitude<F, typename T::I>(tile.values(i));
         store<F>(tile.x + i * T::kLanes, mag * factor);
@@ -25,7 +26,7 @@ template <class F>
 struct Best {
     F scale, code, error;
 
-    void offer(F other_scale, F other_code, F other_error) {
+    QK_HD void offer(F other_scale, F other_code, F other_error) {
         const auto take = other_error < error;
         scale = take ? other_scale : scale;
         code = take ? other_code : code;
@@ -35,13 +36,15 @@ struct Best {
 
 // Nibbles of kHalf bytes: element j low, element j + kHalf high; bit 3 is the sign. Zeros have none.
 template <int kHalf>
-inline void put_signed_nibbles(const float* __restrict x, const uint8_t* __restrict codes,
+QK_HD inline void put_signed_nibbles(const float* __restrict x, const uint8_t* __restrict codes,
                                uint8_t* __restrict out) {
     uint8_t nibbles[2 * kHalf];
+    QK_UNROLL
     for (int j = 0; j < 2 * kHalf; ++j) {
         const unsigned sign = (bits_of_float(x[j]) >> 28) & 8u;
         nibbles[j] = uint8_t(codes[j] | (codes[j] ? sign : 0u));
     }
+    QK_UNROLL
     for (int j = 0; j < kHalf; ++j) out[j] = uint8_t(nibbles[j] | nibbles[j + kHalf] << 4);
 }
 
@@ -52,7 +55,7 @@ struct Mxfp4Step {
     uint8_t* out;
 
     template <int kLanes>
-    void run(int64_t first, int n_blocks) const {
+    QK_HD void run(int64_t first, int n_blocks) const {
         using T = Tile<32, kLanes>;
         using F = typename T::F;
         using I = typename T::I;
@@ -93,7 +96,7 @@ struct Nvfp4Step {
 
     // Half the value of an unsigned e4m3 code.
     template <class F, class I>
-    static F half_scale(I code) {
+    QK_HD static F half_scale(I code) {
         const F normal = (F)((code << 20) + ((127 - 8) << 23));
         const F subnormal = ((F)(code | 0x4B000000) - 8388608.0f) * 0x1p-10f;
         return code < 8 ? subnormal : normal;
@@ -101,14 +104,14 @@ struct Nvfp4Step {
 
     // The smallest code whose largest value reaches v, as near as truncation tells.
     template <class F, class I>
-    static I code_below(F v) {
+    QK_HD static I code_below(F v) {
         const F half = v * (1.0f / 12.0f);
         I code = ((I)half >> 20) - ((127 - 8) << 3);
         return code < 0 ? I{} : code;
     }
 
     template <int kLanes>
-    void run(int64_t first, int n_groups) const {
+    QK_HD void run(int64_t first, int n_groups) const {
         using T = Tile<16, kLanes>;
         using F = typename T::F;
         using I = typename T::I;
@@ -138,11 +141,11 @@ struct Nvfp4Step {
 
 }  // namespace microscale
 
-inline void encode_row_mxfp4(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_mxfp4(const float* x, const float* w, uint8_t* out, int64_t n) {
     for_tiles<kq::kMaxLanes>(0, n / 32, microscale::Mxfp4Step{x, w, out});
 }
 
-inline void encode_row_nvfp4(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_nvfp4(const float* x, const float* w, uint8_t* out, int64_t n) {
     for_tiles<kq::kMaxLanes>(0, n / 16, microscale::Nvfp4Step{x, w, out});
 }
 

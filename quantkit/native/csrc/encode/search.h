@@ -16,15 +16,15 @@ template <int kLo, int kHi, int kZero_>
 struct Integers {
     static constexpr int kZero = kZero_;
     template <class F>
-    static F clip(F t) {
+    QK_HD static F clip(F t) {
         return lower<F>(higher<F>(t, splat<F>(kLo)), splat<F>(kHi));
     }
     template <class F, class I>
-    static F nearest(F t) {
+    QK_HD static F nearest(F t) {
         return kq::nearest<F>(clip<F>(t));
     }
     template <class F, class I>
-    static I codes(F t) {
+    QK_HD static I codes(F t) {
         // The sum's low byte is the integer.
         return ((I)(clip<F>(t) + 12582912.0f) + kZero) & 0xFF;
     }
@@ -34,7 +34,7 @@ struct Integers {
 #if defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)
 #define QK_LOOK_UP(kLanes) (kLanes >= 8)
 template <class F, class I>
-inline F look_up(const float* table, I index) {
+QK_HD inline F look_up(const float* table, I index) {
     if constexpr (sizeof(F) == 64) {
         return __builtin_shuffle(load<F>(table), index);
     } else {
@@ -44,16 +44,18 @@ inline F look_up(const float* table, I index) {
 #else
 #define QK_LOOK_UP(kLanes) false
 template <class F, class I>
-inline F look_up(const float* table, I index);
+QK_HD inline F look_up(const float* table, I index);
 #endif
 
 struct Iq4Tables {
     float levels[16], midpoints[16];  // midpoint k lies between levels k and k + 1
 };
 
-constexpr Iq4Tables iq4_tables() {
+QK_HD constexpr Iq4Tables iq4_tables() {
     Iq4Tables tables = {};
+    QK_UNROLL
     for (int k = 0; k < 16; ++k) tables.levels[k] = kLevelsIq4[k];
+    QK_UNROLL
     for (int k = 0; k < 15; ++k) {
         tables.midpoints[k] = 0.5f * (tables.levels[k] + tables.levels[k + 1]);
     }
@@ -68,18 +70,21 @@ struct Iq4Levels {
     // The k for which the code of t is k or k + 1. A parabola through 0 spaces the midpoints
     // evenly, within 0.06 of a step.
     template <class F, class I>
-    static I lower_code(F t) {
+    QK_HD static I lower_code(F t) {
         t = lower<F>(higher<F>(t, splat<F>(-127.0f)), splat<F>(112.0f));
         const F place = t * (0.0900901f - 0.000234234f * magnitude<F, I>(t)) + 7.3406f;
         return (I)(place + 12582912.0f) & 15;
     }
 
     template <class F, class I>
-    static F nearest(F t) {
+    QK_HD static F nearest(F t) {
         if constexpr (QK_LOOK_UP(sizeof(F) / 4)) {
+            static constexpr Iq4Tables kIq4 = iq4_tables();
             return look_up<F, I>(kIq4.levels, codes<F, I>(t));
         } else {
+            constexpr Iq4Tables kIq4 = iq4_tables();  // device code reads no other constants
             F level = splat<F>(kIq4.levels[0]);
+            QK_UNROLL
             for (int k = 0; k < 15; ++k) {
                 const float gap = kIq4.levels[k + 1] - kIq4.levels[k];
                 level = t > splat<F>(kIq4.midpoints[k]) ? level + gap : level;
@@ -89,12 +94,15 @@ struct Iq4Levels {
     }
 
     template <class F, class I>
-    static I codes(F t) {
+    QK_HD static I codes(F t) {
         if constexpr (QK_LOOK_UP(sizeof(F) / 4)) {
+            static constexpr Iq4Tables kIq4 = iq4_tables();
             const I code = lower_code<F, I>(t);
             return code - (I)(t > look_up<F, I>(kIq4.midpoints, code));
         } else {
+            constexpr Iq4Tables kIq4 = iq4_tables();
             I code = {};
+            QK_UNROLL
             for (int k = 0; k < 15; ++k) code -= (I)(t > splat<F>(kIq4.midpoints[k]));
             return code;
         }
@@ -104,18 +112,18 @@ struct Iq4Levels {
 // The doubled magnitudes of e2m1, for t >= 0: 0, 1, 2, 3, 4, 6, 8, 12. Ties go to even codes.
 struct E2m1Levels {
     template <class F>
-    static F spacing(F t) {
+    QK_HD static F spacing(F t) {
         const F coarse = t >= splat<F>(8.0f) ? splat<F>(4.0f) : splat<F>(2.0f);
         return t >= splat<F>(4.0f) ? coarse : splat<F>(1.0f);
     }
     template <class F, class I>
-    static F nearest(F t) {
+    QK_HD static F nearest(F t) {
         t = lower<F>(t, splat<F>(12.0f));
         const F round = spacing<F>(t) * 12582912.0f;
         return (t + round) - round;
     }
     template <class F, class I>
-    static I codes(F t) {
+    QK_HD static I codes(F t) {
         const F level = nearest<F, I>(t);
         const F step = spacing<F>(level);
         const F code = step == splat<F>(4.0f)   ? level * 0.25f + 4.0f
@@ -138,7 +146,7 @@ struct Guesses {
             ratio *= growth;
         }
     }
-    static constexpr int size() { return kCount; }
+    QK_HD static constexpr int size() { return kCount; }
 };
 
 template <class F>
@@ -149,12 +157,14 @@ struct Fit {
 
 // Codes at 1 / scale, then the least-squares scale through them; kCount guesses side by side.
 template <class Levels, int kCount, class T>
-inline void fit_scales(const T& tile, const typename T::F (&inverse_scale)[kCount],
+QK_HD inline void fit_scales(const T& tile, const typename T::F (&inverse_scale)[kCount],
                        Fit<typename T::F> (&fits)[kCount]) {
     using F = typename T::F;
     F xq[kCount] = {}, qq[kCount] = {};
+    QK_UNROLL
     for (int i = 0; i < T::kElements; ++i) {
         const F x = tile.values(i), w = tile.weights(i);
+        QK_UNROLL
         for (int k = 0; k < kCount; ++k) {
             const F q = Levels::template nearest<F, typename T::I>(x * inverse_scale[k]);
             const F wq = w * q;
@@ -162,6 +172,7 @@ inline void fit_scales(const T& tile, const typename T::F (&inverse_scale)[kCoun
             xq[k] += wq * x;
         }
     }
+    QK_UNROLL
     for (int k = 0; k < kCount; ++k) {
         fits[k].scale = xq[k] * inverse<F>(qq[k]);
         fits[k].gain = fits[k].scale * xq[k];
@@ -170,14 +181,14 @@ inline void fit_scales(const T& tile, const typename T::F (&inverse_scale)[kCoun
 }
 
 template <class Levels, class T>
-inline Fit<typename T::F> fit_scale(const T& tile, typename T::F inverse_scale) {
+QK_HD inline Fit<typename T::F> fit_scale(const T& tile, typename T::F inverse_scale) {
     Fit<typename T::F> fit[1];
     fit_scales<Levels, 1>(tile, {inverse_scale}, fit);
     return fit[0];
 }
 
 template <class F>
-inline void keep_better(Fit<F>& best, const Fit<F>& other) {
+QK_HD inline void keep_better(Fit<F>& best, const Fit<F>& other) {
     const auto take = other.gain > best.gain;
     best.scale = take ? other.scale : best.scale;
     best.gain = take ? other.gain : best.gain;
@@ -186,14 +197,16 @@ inline void keep_better(Fit<F>& best, const Fit<F>& other) {
 
 // The best real-valued scale of each block: every guess, then turns of codes and scale.
 template <class Type, class T>
-inline Fit<typename T::F> search_fit(const T& tile, typename T::F extreme) {
+QK_HD inline Fit<typename T::F> search_fit(const T& tile, typename T::F extreme) {
     using F = typename T::F;
     using Levels = typename Type::Levels;
     constexpr int kCount = 2;
+    constexpr auto guesses = Type::kGuesses;  // device code reads no other constants
     const F per_extreme = inverse<F>(extreme);
     Fit<F> best = {}, fits[kCount];
-    for (int guess = 0; guess < Type::kGuesses.size(); guess += kCount) {
-        const float* levels = Type::kGuesses.levels + guess;
+    QK_ROLLED
+    for (int guess = 0; guess < guesses.size(); guess += kCount) {
+        const float* levels = guesses.levels + guess;
         fit_scales<Levels, kCount>(tile, {per_extreme * levels[0], per_extreme * levels[1]},
                                    fits);
         for (const Fit<F>& fit : fits) keep_better<F>(best, fit);
@@ -206,10 +219,11 @@ inline Fit<typename T::F> search_fit(const T& tile, typename T::F extreme) {
 
 // sum w (x - scale * nearest level)^2.
 template <class Levels, class T>
-inline typename T::F error_at(const T& tile, typename T::F scale) {
+QK_HD inline typename T::F error_at(const T& tile, typename T::F scale) {
     using F = typename T::F;
     const F inverse_scale = inverse<F>(scale);
     F error = {};
+    QK_UNROLL
     for (int i = 0; i < T::kElements; ++i) {
         const F x = tile.values(i);
         const F miss = x - scale * Levels::template nearest<F, typename T::I>(x * inverse_scale);
@@ -220,7 +234,7 @@ inline typename T::F error_at(const T& tile, typename T::F scale) {
 
 // As stored: rounded to binary16, where a block that can be told from zero keeps some scale.
 template <class F, class I>
-inline F stored_scale(F scale, F extreme) {
+QK_HD inline F stored_scale(F scale, F extreme) {
     const F half = round_to_half<F, I>(scale);
     const F least = (F)(((I)extreme & (int32_t)0x80000000) | (I)splat<F>(0x1p-24f));
     const auto lost = half == splat<F>(0.0f);
@@ -232,7 +246,7 @@ inline F stored_scale(F scale, F extreme) {
 template <class Type>
 struct Fitted {
     template <class T>
-    static typename T::F scale(const T& tile, typename T::F extreme) {
+    QK_HD static typename T::F scale(const T& tile, typename T::F extreme) {
         const auto fit = search_fit<Type>(tile, extreme);
         return stored_scale<typename T::F, typename T::I>(fit.scale, extreme);
     }
@@ -240,10 +254,11 @@ struct Fitted {
 
 // The code of every element: bytes[block][element].
 template <class Levels, class T>
-inline void write_codes(const T& tile, typename T::F scale, uint8_t* __restrict bytes) {
+QK_HD inline void write_codes(const T& tile, typename T::F scale, uint8_t* __restrict bytes) {
     using F = typename T::F;
     using I = typename T::I;
     const F inverse_scale = inverse<F>(scale);
+    QK_UNROLL
     for (int i = 0; i < T::kElements; i += 4) {
         I four = {};
         for (int k = 0; k < 4; ++k) {
@@ -265,7 +280,7 @@ struct ScaledStep {
     uint8_t* out;
 
     template <int kLanes>
-    void run(int64_t first, int n_blocks) const {
+    QK_HD void run(int64_t first, int n_blocks) const {
         using T = Tile<Type::kElements, kLanes>;
         using F = typename T::F;
         T tile;
@@ -284,7 +299,7 @@ struct ScaledStep {
 };
 
 template <class Type>
-inline void encode_scaled(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_scaled(const float* x, const float* w, uint8_t* out, int64_t n) {
     for_tiles<kq::kMaxLanes>(0, n / Type::kElements, ScaledStep<Type>{x, w, out});
 }
 

@@ -11,12 +11,13 @@ namespace QK_VARIANT {
 namespace simple {
 
 // Byte j: element j low, element j + 16 high.
-inline void put_nibbles(const uint8_t* __restrict codes, uint8_t* __restrict out) {
+QK_HD inline void put_nibbles(const uint8_t* __restrict codes, uint8_t* __restrict out) {
+    QK_UNROLL
     for (int j = 0; j < 16; ++j) out[j] = uint8_t((codes[j] & 15) | (codes[j + 16] << 4));
 }
 
 // Bit 4 of every code, element 0 lowest, then the nibbles.
-inline void put_five_bits(const uint8_t* __restrict codes, uint8_t* __restrict out) {
+QK_HD inline void put_five_bits(const uint8_t* __restrict codes, uint8_t* __restrict out) {
     for (int byte = 0; byte < 4; ++byte) {
         unsigned bits = 0;
         for (int j = 0; j < 8; ++j) bits |= unsigned((codes[8 * byte + j] >> 4) & 1) << j;
@@ -29,14 +30,14 @@ struct Q4_0 : Fitted<Q4_0> {
     using Levels = Integers<-8, 7, 8>;
     static constexpr int kElements = 32, kBytes = 18, kTurns = 1;
     static constexpr Guesses<32> kGuesses{6.4f, 1.05f, 1.007f};
-    static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
+    QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
 };
 
 struct Q5_0 : Fitted<Q5_0> {
     using Levels = Integers<-16, 15, 16>;
     static constexpr int kElements = 32, kBytes = 22, kTurns = 1;
     static constexpr Guesses<44> kGuesses{13.0f, 1.03f, 1.003f};
-    static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
+    QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
 };
 
 // Q8_0: with 255 levels a scale's rounding matters, so every guess is scored as stored. Clipping
@@ -46,10 +47,10 @@ struct Q8_0 {
     static constexpr int kElements = 32, kBytes = 34;
     static constexpr int kGuesses = 20, kCount = 4;
     static constexpr float kTop = 127.4f, kStep = 0.6f;
-    static void pack(const uint8_t* codes, uint8_t* out) { std::memcpy(out, codes, 32); }
+    QK_HD static void pack(const uint8_t* codes, uint8_t* out) { std::memcpy(out, codes, 32); }
 
     template <class T>
-    static typename T::F scale(const T& tile, typename T::F extreme) {
+    QK_HD static typename T::F scale(const T& tile, typename T::F extreme) {
         using F = typename T::F;
         using I = typename T::I;
         const F top = magnitude<F, I>(extreme);
@@ -57,18 +58,22 @@ struct Q8_0 {
         F best_error = splat<F>(INFINITY);
         for (int guess = 0; guess < kGuesses; guess += kCount) {
             F scales[kCount], per_scale[kCount], error[kCount] = {};
+            QK_UNROLL
             for (int k = 0; k < kCount; ++k) {
                 const float level = kTop - kStep * float(guess + k);
                 scales[k] = round_to_half<F, I>(top * (1.0f / level));
                 per_scale[k] = inverse<F>(scales[k]);
             }
+            QK_UNROLL
             for (int i = 0; i < kElements; ++i) {
                 const F x = tile.values(i), w = tile.weights(i);
+                QK_UNROLL
                 for (int k = 0; k < kCount; ++k) {
                     const F t = x * per_scale[k], miss = t - kq::nearest<F>(t);
                     error[k] += w * miss * miss;
                 }
             }
+            QK_UNROLL
             for (int k = 0; k < kCount; ++k) {
                 error[k] *= scales[k] * scales[k];
                 const auto take = (error[k] < best_error) & (scales[k] * 127.5f >= top);
@@ -91,9 +96,10 @@ template <class T>
 struct Centred {
     typename T::F mean, low, high, sum_w, sum_wx;
 
-    explicit Centred(T& tile) {
+    QK_HD explicit Centred(T& tile) {
         using F = typename T::F;
         sum_w = F{}, sum_wx = F{};
+        QK_UNROLL
         for (int i = 0; i < T::kElements; ++i) {
             sum_w += tile.weights(i);
             sum_wx += tile.weights(i) * tile.values(i);
@@ -101,6 +107,7 @@ struct Centred {
         mean = sum_wx / sum_w;
         low = high = tile.values(0) - mean;
         sum_wx = F{};
+        QK_UNROLL
         for (int i = 0; i < T::kElements; ++i) {
             const F x = tile.values(i) - mean;
             store<F>(tile.x + i * T::kLanes, x);
@@ -113,13 +120,15 @@ struct Centred {
 
 // Codes of lines of one offset, then the least-squares lines through them.
 template <class Levels, int kCount, class T>
-inline void fit_lines(const T& tile, const Centred<T>& block, typename T::F offset,
+QK_HD inline void fit_lines(const T& tile, const Centred<T>& block, typename T::F offset,
                       const typename T::F (&inverse_step)[kCount],
                       Line<typename T::F> (&lines)[kCount]) {
     using F = typename T::F;
     F q1[kCount] = {}, qq[kCount] = {}, xq[kCount] = {};
+    QK_UNROLL
     for (int i = 0; i < T::kElements; ++i) {
         const F x = tile.values(i), w = tile.weights(i), above = x - offset;
+        QK_UNROLL
         for (int k = 0; k < kCount; ++k) {
             const F q = Levels::template nearest<F, typename T::I>(above * inverse_step[k]);
             const F wq = w * q;
@@ -128,6 +137,7 @@ inline void fit_lines(const T& tile, const Centred<T>& block, typename T::F offs
             xq[k] += wq * x;
         }
     }
+    QK_UNROLL
     for (int k = 0; k < kCount; ++k) {
         const F slope = block.sum_w * xq[k] - block.sum_wx * q1[k];
         lines[k].step = slope * inverse<F>(block.sum_w * qq[k] - q1[k] * q1[k]);
@@ -137,25 +147,34 @@ inline void fit_lines(const T& tile, const Centred<T>& block, typename T::F offs
 }
 
 template <class F>
-inline void keep_better(Line<F>& best, const Line<F>& other) {
+QK_HD inline void keep_better(Line<F>& best, const Line<F>& other) {
     const auto take = other.gain > best.gain;
     best.step = take ? other.step : best.step;
     best.offset = take ? other.offset : best.offset;
     best.gain = take ? other.gain : best.gain;
 }
 
+// Shares of the range that the guesses leave off.
+struct Cuts {
+    static constexpr int kNumber = 6;
+    float of[kNumber];
+};
+
 // The best real-valued line: guesses that cut a little off both ends of the range, then turns.
 template <class Type, class T>
-inline Line<typename T::F> search_line(const T& tile, const Centred<T>& block) {
+QK_HD inline Line<typename T::F> search_line(const T& tile, const Centred<T>& block) {
     using F = typename T::F;
     using Levels = typename Type::Levels;
-    constexpr int kCount = 2, kCuts = sizeof Type::kCuts / sizeof(float);
-    static_assert(kCuts % kCount == 0, "whole batches");
+    constexpr int kCount = 2;
+    static_assert(Cuts::kNumber % kCount == 0, "whole batches");
+    constexpr Cuts cuts = Type::kCuts;  // device code reads no other constants
     const F range = block.high - block.low, per_range = inverse<F>(range);
     Line<F> best = {}, lines[kCount];
-    for (const float below : Type::kCuts) {
-        for (int i = 0; i < kCuts; i += kCount) {
-            const float* above = Type::kCuts + i;
+    QK_ROLLED
+    for (const float below : cuts.of) {
+        QK_ROLLED
+        for (int i = 0; i < Cuts::kNumber; i += kCount) {
+            const float* above = cuts.of + i;
             const F a = per_range * (Type::kTop / (1.0f - below - above[0]));
             const F b = per_range * (Type::kTop / (1.0f - below - above[1]));
             fit_lines<Levels, kCount>(tile, block, block.low + range * below, {a, b}, lines);
@@ -176,7 +195,7 @@ struct StoredLine {
 };
 
 template <class Levels, class T>
-inline void offer(const T& tile, const Centred<T>& block, typename T::F step,
+QK_HD inline void offer(const T& tile, const Centred<T>& block, typename T::F step,
                   typename T::F offset, StoredLine<typename T::F>& best) {
     using F = typename T::F;
     using I = typename T::I;
@@ -184,6 +203,7 @@ inline void offer(const T& tile, const Centred<T>& block, typename T::F step,
     offset = round_to_half<F, I>(offset);
     const F shift = offset - block.mean, inverse_step = inverse<F>(step);
     F error = {};
+    QK_UNROLL
     for (int i = 0; i < T::kElements; ++i) {
         const F x = tile.values(i) - shift;
         const F miss = x - step * Levels::template nearest<F, I>(x * inverse_step);
@@ -199,16 +219,16 @@ struct Q4_1 {
     using Levels = Integers<0, 15, 0>;
     static constexpr int kBytes = 20, kTurns = 3;
     static constexpr float kTop = 15.0f;
-    static constexpr float kCuts[] = {-0.01f, 0.01f, 0.025f, 0.045f, 0.07f, 0.12f};
-    static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
+    static constexpr Cuts kCuts = {{-0.01f, 0.01f, 0.025f, 0.045f, 0.07f, 0.12f}};
+    QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
 };
 
 struct Q5_1 {
     using Levels = Integers<0, 31, 0>;
     static constexpr int kBytes = 24, kTurns = 3;
     static constexpr float kTop = 31.0f;
-    static constexpr float kCuts[] = {0.0f, 0.01f, 0.02f, 0.03f, 0.045f, 0.07f};
-    static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
+    static constexpr Cuts kCuts = {{0.0f, 0.01f, 0.02f, 0.03f, 0.045f, 0.07f}};
+    QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
 };
 
 // Encodes tiles of blocks with a step and an offset: half, half, then packed codes.
@@ -219,7 +239,7 @@ struct AffineStep {
     uint8_t* out;
 
     template <int kLanes>
-    void run(int64_t first, int n_blocks) const {
+    QK_HD void run(int64_t first, int n_blocks) const {
         using T = Tile<32, kLanes>;
         using F = typename T::F;
         using Levels = typename Type::Levels;
@@ -234,6 +254,7 @@ struct AffineStep {
         offer<Levels>(tile, block, (block.high - block.low) * (1.0f / Type::kTop),
                       block.low + block.mean, best);
         const F shift = best.offset - block.mean;
+        QK_UNROLL
         for (int i = 0; i < 32; ++i) store<F>(tile.x + i * kLanes, tile.values(i) - shift);
         alignas(64) uint8_t codes[kLanes * 32];
         write_codes<Levels>(tile, best.step, codes);
@@ -247,29 +268,29 @@ struct AffineStep {
 };
 
 template <class Type>
-inline void encode_affine(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_affine(const float* x, const float* w, uint8_t* out, int64_t n) {
     for_tiles<kq::kMaxLanes>(0, n / 32, AffineStep<Type>{x, w, out});
 }
 
 }  // namespace simple
 
-inline void encode_row_q8_0(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q8_0(const float* x, const float* w, uint8_t* out, int64_t n) {
     encode_scaled<simple::Q8_0>(x, w, out, n);
 }
 
-inline void encode_row_q4_0(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q4_0(const float* x, const float* w, uint8_t* out, int64_t n) {
     encode_scaled<simple::Q4_0>(x, w, out, n);
 }
 
-inline void encode_row_q5_0(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q5_0(const float* x, const float* w, uint8_t* out, int64_t n) {
     encode_scaled<simple::Q5_0>(x, w, out, n);
 }
 
-inline void encode_row_q4_1(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q4_1(const float* x, const float* w, uint8_t* out, int64_t n) {
     simple::encode_affine<simple::Q4_1>(x, w, out, n);
 }
 
-inline void encode_row_q5_1(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q5_1(const float* x, const float* w, uint8_t* out, int64_t n) {
     simple::encode_affine<simple::Q5_1>(x, w, out, n);
 }
 

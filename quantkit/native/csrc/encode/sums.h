@@ -19,8 +19,8 @@ using kq::store;
 
 template <int kLanes>
 struct Wide {
-    typedef float F __attribute__((vector_size(4 * kLanes)));
-    typedef int32_t I __attribute__((vector_size(4 * kLanes)));
+    typedef kq::FloatLanes<kLanes> F;
+    typedef kq::IntLanes<kLanes> I;
 };
 
 // kElements values of each of kLanes blocks, and their weights.
@@ -31,18 +31,18 @@ struct Tile {
     using I = typename Wide<kLanes>::I;
     alignas(64) float x[kElements * kLanes];
     alignas(64) float w[kElements * kLanes];
-    F values(int i) const { return load<F>(x + i * kLanes); }
-    F weights(int i) const { return load<F>(w + i * kLanes); }
+    QK_HD F values(int i) const { return load<F>(x + i * kLanes); }
+    QK_HD F weights(int i) const { return load<F>(w + i * kLanes); }
 };
 
 template <class F, class I>
-inline F magnitude(F v) {
+QK_HD inline F magnitude(F v) {
     return (F)((I)v & 0x7FFFFFFF);
 }
 
 // 2^-e for the exponent e of v >= 0, kept where both powers are normal.
 template <class F, class I>
-inline F inverse_power(F v) {
+QK_HD inline F inverse_power(F v) {
     I exponent = (I)v & 0x7F800000;
     exponent = exponent < (1 << 23) ? (I{} + (1 << 23)) : exponent;
     exponent = exponent > (253 << 23) ? (I{} + (253 << 23)) : exponent;
@@ -51,7 +51,7 @@ inline F inverse_power(F v) {
 
 // Rounded to what binary16 holds: nearest even, subnormals kept, saturated at 65504.
 template <class F, class I>
-inline F round_to_half(F v) {
+QK_HD inline F round_to_half(F v) {
     const I sign = (I)v & (int32_t)0x80000000;
     F mag = lower<F>(magnitude<F, I>(v), splat<F>(65504.0f));
     // Adding 2^(e+13) leaves the 11 bits that a normal binary16 keeps, and fewer below 2^-14.
@@ -62,7 +62,7 @@ inline F round_to_half(F v) {
 }
 
 // The bits of a float that binary16 holds exactly.
-inline uint16_t half_bits(float v) {
+QK_HD inline uint16_t half_bits(float v) {
     const uint32_t bits = bits_of_float(v);
     const uint32_t sign = (bits >> 16) & 0x8000u;
     const uint32_t mag = bits & 0x7FFFFFFFu;
@@ -70,7 +70,7 @@ inline uint16_t half_bits(float v) {
     return uint16_t(sign | ((mag >> 13) - (112u << 10)));
 }
 
-inline void put_half(uint8_t* out, float v) {
+QK_HD inline void put_half(uint8_t* out, float v) {
     const uint16_t bits = half_bits(v);
     out[0] = uint8_t(bits);
     out[1] = uint8_t(bits >> 8);
@@ -82,7 +82,7 @@ constexpr float kLeastWeight = 0x1p-24f;
 
 // Row r, lane c becomes row c, lane r: bit by bit of r and c.
 template <int kLanes, int kBit = 1>
-inline void transpose(typename Wide<kLanes>::F (&rows)[kLanes]) {
+QK_HD inline void transpose(typename Wide<kLanes>::F (&rows)[kLanes]) {
     using F = typename Wide<kLanes>::F;
     if constexpr (kBit < kLanes) {
 #if defined(__GNUC__) && !defined(__clang__)
@@ -111,8 +111,9 @@ inline void transpose(typename Wide<kLanes>::F (&rows)[kLanes]) {
 
 // n_blocks <= kLanes consecutive blocks, element by element; lanes without one repeat the first.
 template <class T>
-inline void interleave(const float* from, int n_blocks, float* to) {
+QK_HD inline void interleave(const float* from, int n_blocks, float* to) {
     using F = typename T::F;
+    QK_UNROLL
     for (int i = 0; i < T::kElements; i += T::kLanes) {
         F rows[T::kLanes];
         for (int b = 0; b < T::kLanes; ++b) {
@@ -124,14 +125,15 @@ inline void interleave(const float* from, int n_blocks, float* to) {
 }
 
 template <class T>
-inline void load_tile(const float* x, const float* w, int n_blocks, T& tile) {
+QK_HD inline void load_tile(const float* x, const float* w, int n_blocks, T& tile) {
     interleave<T>(x, n_blocks, tile.x);
     interleave<T>(w, n_blocks, tile.w);
 }
 
 template <class T>
-inline typename T::F largest_weight(const T& tile) {
+QK_HD inline typename T::F largest_weight(const T& tile) {
     typename T::F top = {};
+    QK_UNROLL
     for (int i = 0; i < T::kElements; ++i) top = higher(top, tile.weights(i));
     return top;
 }
@@ -139,10 +141,11 @@ inline typename T::F largest_weight(const T& tile) {
 // Scales the weights by a power of two so that the largest is in [1, 2) and no sum overflows; all
 // zero, they become ones.
 template <class T>
-inline void scale_weights(T& tile, typename T::F largest) {
+QK_HD inline void scale_weights(T& tile, typename T::F largest) {
     using F = typename T::F;
     const F scale = inverse_power<F, typename T::I>(largest);
     const auto empty = largest == splat<F>(0.0f);
+    QK_UNROLL
     for (int i = 0; i < T::kElements; ++i) {
         const F scaled = higher<F>(tile.weights(i) * scale, splat<F>(kLeastWeight));
         store<F>(tile.w + i * T::kLanes, empty ? splat<F>(1.0f) : scaled);
@@ -151,10 +154,11 @@ inline void scale_weights(T& tile, typename T::F largest) {
 
 // The element of largest magnitude of each block, with its sign; the first of equals.
 template <class T>
-inline typename T::F extremes(const T& tile) {
+QK_HD inline typename T::F extremes(const T& tile) {
     using F = typename T::F;
     using I = typename T::I;
     F best = {}, top = {};
+    QK_UNROLL
     for (int i = 0; i < T::kElements; ++i) {
         const F x = tile.values(i), mag = magnitude<F, I>(x);
         best = mag > top ? x : best;
@@ -165,7 +169,7 @@ inline typename T::F extremes(const T& tile) {
 
 // Calls step.template run<kLanes>(first block, number of blocks) over n_blocks blocks.
 template <int kLanes, class Step>
-inline void for_tiles(int64_t first, int64_t n_blocks, const Step& step) {
+QK_HD inline void for_tiles(int64_t first, int64_t n_blocks, const Step& step) {
     for (; n_blocks - first >= kLanes; first += kLanes) {
         step.template run<kLanes>(first, kLanes);
     }

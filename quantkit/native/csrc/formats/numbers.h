@@ -14,8 +14,12 @@
 
 #if defined(__CUDACC__)
 #define QK_HD __host__ __device__
+#define QK_UNROLL _Pragma("unroll")
+#define QK_ROLLED _Pragma("unroll 1")
 #else
 #define QK_HD
+#define QK_UNROLL
+#define QK_ROLLED
 #endif
 
 #ifndef QK_VARIANT

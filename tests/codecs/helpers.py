@@ -15,7 +15,14 @@ from quantkit.qtypes import QTYPES, QType
 
 ENCODABLE = [qtype for qtype in QTYPES if can_encode(qtype)]
 BLOCK_TYPES = [qtype for qtype in ENCODABLE if qtype.block_size > 1]
-AFFINE = [qtype for qtype in BLOCK_TYPES if isinstance(codec_for(qtype), AffineCodec)]
+# Scales and offsets: no symmetry between x and -x.
+AFFINE = [
+    qtype
+    for qtype in BLOCK_TYPES
+    if isinstance(codec_for(qtype), AffineCodec) or qtype.name in ("Q2_K", "Q4_K", "Q5_K")
+]
+# Scales that are themselves quantized: a search need not find what it found before.
+SCALED_SCALES = [q for q in BLOCK_TYPES if q.block_size == 256 or q.name == "NVFP4"]
 SCALED = [q for q in BLOCK_TYPES if isinstance(codec_for(q), (ScaledCodec, SignCodec))]
 ROW = 256
 

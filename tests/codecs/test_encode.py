@@ -18,6 +18,7 @@ from tests.codecs.helpers import (
     ENCODABLE,
     ROW,
     SCALED,
+    SCALED_SCALES,
     channel_weights,
     each,
     gaussian,
@@ -60,7 +61,7 @@ def test_error_of_plain_floats_is_half_a_step(qtype: QType) -> None:
     assert (error <= np.maximum(np.abs(values) * 2.0 ** -(mantissa_bits + 1), 2.0**-25)).all()
 
 
-@each([q for q in BLOCK_TYPES if q not in AFFINE and q.name != "NVFP4"])
+@each([q for q in BLOCK_TYPES if q not in AFFINE and q not in SCALED_SCALES])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_encoding_what_was_decoded_changes_nothing(qtype: QType, weighted: bool) -> None:
     importance = channel_weights(3) if weighted else None
@@ -68,7 +69,7 @@ def test_encoding_what_was_decoded_changes_nothing(qtype: QType, weighted: bool)
     np.testing.assert_array_equal(round_trip(qtype, once, importance), once)
 
 
-@each([*AFFINE, by_name("NVFP4")])
+@each([q for q in BLOCK_TYPES if q in AFFINE or q in SCALED_SCALES])
 def test_encoding_what_was_decoded_changes_little(qtype: QType) -> None:
     values = heavy_tailed(2)
     once = round_trip(qtype, values)

@@ -21,6 +21,10 @@ namespace kq {
 
 constexpr int kSuper = 256;
 
+// Cost of a step in sum w step^2 (rounding costs 1/12), for what a coarse sub-scale does to the
+// others: a sub-block with one large value fits as well with half the codes and twice the step.
+constexpr float kStepCost = 0.001f;
+
 // What a type allows: codes [kLo, kHi], scales [kScaleLo, kScaleHi], mins [0, kMinHi].
 template <int kSub_, int kLo_, int kHi_, int kScaleLo_, int kScaleHi_, int kMinHi_>
 struct Params {
@@ -68,7 +72,7 @@ struct Moments {
 
 template <class F>
 struct Line {
-    F step, offset, gain;  // gain: by how much it lowers sum w x^2
+    F step, offset, gain;  // gain: by how much it lowers sum w x^2, less the step's cost
 };
 
 template <class P, class F>
@@ -128,6 +132,7 @@ inline Line<F> fit_line(const Block<P>& block, int lane, const Moments<F>& m) {
         line.offset = zero;
         line.gain = line.step * m.xq;
     }
+    line.gain -= kStepCost * sw * (line.step * line.step);
     return line;
 }
 
@@ -227,26 +232,29 @@ inline float multiple_error(const float* target, const float* curve, float unit,
     return tree_sum<P::kSubBlocks>(errors);
 }
 
-// Step 2: the fp16 unit whose multiples lo..hi are nearest to the targets. The target farthest
-// from 0 gets each of the multiples tried.
-template <class P>
-inline Half pick_unit(const float* target, const float* curve, int lo, int hi, float scale) {
+// Calls offer with fp16 units that make the target farthest from 0 one of their multiples lo..hi.
+template <class P, class Offer>
+inline void for_units(const float* target, int lo, int hi, float scale, const Offer& offer) {
     float extreme = 0.0f;
     for (int s = 0; s < P::kSubBlocks; ++s) {
         if (std::fabs(target[s]) > std::fabs(extreme)) extreme = target[s];
     }
+    for (int i = 0; i < P::kUnits; ++i) {
+        if (hi - i > 0) offer(half_of(extreme / float(hi - i), scale));
+        if (lo + i < 0) offer(half_of(extreme / float(lo + i), scale));
+    }
+    offer(half_of(extreme, scale));
+}
+
+// The one whose multiples are nearest to the targets.
+template <class P>
+inline Half pick_unit(const float* target, const float* curve, int lo, int hi, float scale) {
     Half best = {0, 0.0f};
     float best_error = multiple_error<P>(target, curve, 0.0f, lo, hi);
-    const auto offer = [&](float multiple) {
-        const Half unit = half_of(extreme / multiple, scale);
+    for_units<P>(target, lo, hi, scale, [&](Half unit) {
         const float error = multiple_error<P>(target, curve, unit.value, lo, hi);
         if (error < best_error) best = unit, best_error = error;
-    };
-    for (int i = 0; i < P::kUnits; ++i) {
-        if (hi - i * P::kUnitStep > 0) offer(hi - i * P::kUnitStep);
-        if (lo + i * P::kUnitStep < 0) offer(lo + i * P::kUnitStep);
-    }
-    offer(1.0f);
+    });
     return best;
 }
 
@@ -357,7 +365,8 @@ inline void refit_units(const Block<P>& block, Choice<P>& choice) {
     }
 }
 
-// Steps 1 and 2. Around the units of the separate optima, all pairs of kShifts shifts each way.
+// Steps 1 and 2. The nearest multiples are a first choice only: codes follow the scale, so that
+// far fewer sub-blocks suffer from a wrong one than the curvature says.
 template <class P>
 inline void choose_units(const Block<P>& block, Choice<P>& best) {
     Optimum<P> fit;
@@ -367,16 +376,32 @@ inline void choose_units(const Block<P>& block, Choice<P>& best) {
         curve[s] = fit.sum_qq[s] - fit.sum_q[s] * fit.sum_q[s] / block.sum_w[s] * P::kAffine;
         level[s] = -(fit.offset[s] + block.mean[s]);
     }
-    Choice<P> next;
-    const Half d = pick_unit<P>(fit.step, curve, P::kScaleLo, P::kScaleHi, block.unit);
-    const Half dmin = pick_unit<P>(level, block.sum_w, 0, P::kMinHi, block.unit);
-    for (int i = 0; i <= 2 * P::kShifts; ++i) {
-        for (int j = 0; j <= 2 * P::kShifts; ++j) {
-            next.d = half_of(d.value * (1.0f + (i - P::kShifts) * P::kShift), block.unit);
-            next.dmin = half_of(dmin.value * (1.0f + (j - P::kShifts) * P::kShift), block.unit);
-            snap<P>(block, fit, next);
-            next.error = choice_error<P>(block, next);
-            if ((i == 0 && j == 0) || next.error < best.error) best = next;
+    best.d = Half{0, 0.0f};
+    best.dmin = Half{0, 0.0f};
+    if constexpr (P::kAffine) {
+        best.d = pick_unit<P>(fit.step, curve, P::kScaleLo, P::kScaleHi, block.unit);
+        best.dmin = pick_unit<P>(level, block.sum_w, 0, P::kMinHi, block.unit);
+    }
+    snap<P>(block, fit, best);
+    best.error = choice_error<P>(block, best);
+    const auto offer = [&](Half d, Half dmin) {
+        Choice<P> next;
+        next.d = d;
+        next.dmin = dmin;
+        snap<P>(block, fit, next);
+        next.error = choice_error<P>(block, next);
+        if (next.error < best.error) best = next;
+    };
+    for_units<P>(fit.step, P::kScaleLo, P::kScaleHi, block.unit,
+                 [&](Half d) { offer(d, best.dmin); });
+    if constexpr (P::kAffine) {
+        for_units<P>(level, 0, P::kMinHi, block.unit, [&](Half dmin) { offer(best.d, dmin); });
+    }
+    const Half d = best.d, dmin = best.dmin;
+    for (int i = -P::kShifts; i <= P::kShifts; ++i) {
+        for (int j = -P::kShifts * P::kAffine; j <= P::kShifts * P::kAffine; ++j) {
+            offer(half_of(d.value * (1.0f + i * P::kShift), block.unit),
+                  half_of(dmin.value * (1.0f + j * P::kShift), block.unit));
         }
     }
 }

@@ -113,13 +113,13 @@ inline void encode_row(const float* x, const float* w, uint8_t* out, int64_t n) 
 }
 
 // kCuts, kCut, kFirstCut: the table of first guesses, in codes; kLloyd: turns of codes and line
-// after it; kUnits, kUnitStep: multiples tried for a super-scale; kShifts, kShift: shifts of the
+// after it; kUnits: multiples tried for a super-scale; kShifts, kShift: shifts of the
 // super-scales tried by true error; kReach, kMinReach: integers tried around the nearest;
 // kTurns: turns of the joint refinement. The counts were chosen by measured error and time.
 struct Q2K : Params<16, 0, 3, 0, 15, 15> {
     static constexpr int kBytes = 84, kCuts = 6, kLloyd = 2;
     static constexpr float kCut = 0.2f, kFirstCut = 0.0f;
-    static constexpr int kUnits = 8, kUnitStep = 1, kShifts = 2;
+    static constexpr int kUnits = 8, kShifts = 1;
     static constexpr float kShift = 0.03f;
     static constexpr int kReach = 1, kMinReach = 1, kTurns = 3;
     static void pack(const Encoded& e, uint8_t* out) { pack_q2_k(e, out); }
@@ -128,7 +128,7 @@ struct Q2K : Params<16, 0, 3, 0, 15, 15> {
 struct Q3K : Params<16, -4, 3, -32, 31, 0> {
     static constexpr int kBytes = 110, kCuts = 8, kLloyd = 2;
     static constexpr float kCut = 0.225f, kFirstCut = -0.9f;
-    static constexpr int kUnits = 12, kUnitStep = 1, kShifts = 0;
+    static constexpr int kUnits = 6, kShifts = 0;
     static constexpr float kShift = 0.0f;
     static constexpr int kReach = 10, kMinReach = 0, kTurns = 3;
     static void pack(const Encoded& e, uint8_t* out) { pack_q3_k(e, out); }
@@ -137,7 +137,7 @@ struct Q3K : Params<16, -4, 3, -32, 31, 0> {
 struct Q4K : Params<32, 0, 15, 0, 63, 63> {
     static constexpr int kBytes = 144, kCuts = 6, kLloyd = 2;
     static constexpr float kCut = 0.35f, kFirstCut = 0.0f;
-    static constexpr int kUnits = 16, kUnitStep = 1, kShifts = 2;
+    static constexpr int kUnits = 16, kShifts = 1;
     static constexpr float kShift = 0.01f;
     static constexpr int kReach = 4, kMinReach = 2, kTurns = 3;
     static void pack(const Encoded& e, uint8_t* out) { pack_q4_k(e, out); }
@@ -146,8 +146,8 @@ struct Q4K : Params<32, 0, 15, 0, 63, 63> {
 struct Q5K : Params<32, 0, 31, 0, 63, 63> {
     static constexpr int kBytes = 176, kCuts = 4, kLloyd = 2;
     static constexpr float kCut = 0.35f, kFirstCut = 0.0f;
-    static constexpr int kUnits = 16, kUnitStep = 1, kShifts = 1;
-    static constexpr float kShift = 0.004f;
+    static constexpr int kUnits = 16, kShifts = 0;
+    static constexpr float kShift = 0.0f;
     static constexpr int kReach = 8, kMinReach = 2, kTurns = 3;
     static void pack(const Encoded& e, uint8_t* out) { pack_q5_k(e, out); }
 };
@@ -155,7 +155,7 @@ struct Q5K : Params<32, 0, 31, 0, 63, 63> {
 struct Q6K : Params<16, -32, 31, -128, 127, 0> {
     static constexpr int kBytes = 210, kCuts = 4, kLloyd = 1;
     static constexpr float kCut = 0.4f, kFirstCut = -0.7f;
-    static constexpr int kUnits = 8, kUnitStep = 1, kShifts = 0;
+    static constexpr int kUnits = 4, kShifts = 0;
     static constexpr float kShift = 0.0f;
     static constexpr int kReach = 16, kMinReach = 0, kTurns = 2;
     static void pack(const Encoded& e, uint8_t* out) { pack_q6_k(e, out); }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count, takewhile
 from pathlib import Path
@@ -17,15 +17,26 @@ from quantkit.containers.safetensors import SafetensorsModel, open_safetensors
 from quantkit.errors import ModelError
 from quantkit.models.arch import layer_roles, model_roles
 from quantkit.models.config import ModelConfig, NgramConfig
+from quantkit.models.fields import shown
 from quantkit.models.hf_config import config_from_hf
 from quantkit.models.roles import Role
 from quantkit.models.transforms import HF_FORMS, HF_PARTS
-from quantkit.weights.fit import check_shapes
+from quantkit.weights.fit import check_shapes, refuse_unread
 from quantkit.weights.handle import Piece, TensorHandle
 
 Handles = Mapping[str, TensorHandle]
 PREFIXES = ("model.language_model.", "model.", "")
 """Where the text model sits: multimodal checkpoints, language models, bare trunks."""
+OTHER_PARTS = ("mtp.", "visual.", "vision_tower.", "multi_modal_projector.", "lm_head.")
+"""What may stand under the prefix without being of the trunk."""
+BUFFERS = ("rotary_emb.inv_freq",)
+"""Old checkpoints store what follows from the configuration."""
+CONSTANTS = {
+    "multipliers": "layer_multipliers",
+    "head_offsets": "ngram_heads_offsets",
+    "head_vocab_sizes": "ngram_heads_vocab_sizes",
+}
+"""Field of `NgramConfig` -> tensor of integers beside the n-gram table."""
 
 
 def open_checkpoint(folder: Path) -> tuple[ModelConfig, Handles, tuple[Handles, ...]]:
@@ -34,7 +45,7 @@ def open_checkpoint(folder: Path) -> tuple[ModelConfig, Handles, tuple[Handles, 
     config = checkpoint_config(folder)
     prefix = _prefix(file, folder)
     if config.ngram:
-        base = f"{prefix}layers.{config.ngram.layer}.ple.ple_embedding."
+        base = _ngram_base(prefix, config.ngram)
         config = replace(config, ngram=_stored_constants(file, base, config.ngram))
     lookup = _Lookup(file, folder, prefix, config)
     top = {role.name: lookup.handle(role, "") for role in model_roles(config)}
@@ -43,6 +54,7 @@ def open_checkpoint(folder: Path) -> tuple[ModelConfig, Handles, tuple[Handles, 
         for i in range(config.n_layers)
     )
     check_shapes(config, (top, *layers), folder)
+    refuse_unread(_text_tensors(file, prefix, config), (top, *layers), folder, "config.json")
     return config, top, layers
 
 
@@ -57,20 +69,32 @@ def checkpoint_config(folder: Path) -> ModelConfig:
         raise
 
 
+def read_text(path: Path) -> str:
+    """A text file of a checkpoint folder; ModelError if it cannot be read or is no UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a checkpoint folder; ModelError if it is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            "cannot read a JSON file of the checkpoint",
-            file=path,
-            value=str(error),
-            hint="check that the download is complete",
-        ) from error
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from error
     if not isinstance(found, dict):
         raise ModelError("not a JSON object", file=path, value=type(found).__name__)
     return found
+
+
+def _unreadable(path: Path, error: Exception) -> ModelError:
+    return ModelError(
+        "cannot read a file of the checkpoint",
+        file=path,
+        value=str(error),
+        hint="check that the download is complete",
+    )
 
 
 def _prefix(file: SafetensorsModel, folder: Path) -> str:
@@ -85,21 +109,52 @@ def _prefix(file: SafetensorsModel, folder: Path) -> str:
     )
 
 
+def _ngram_base(prefix: str, ngram: NgramConfig) -> str:
+    return f"{prefix}layers.{ngram.layer}.ple.ple_embedding."
+
+
+def _text_tensors(file: SafetensorsModel, prefix: str, config: ModelConfig) -> Iterator[str]:
+    """Names of the text model's tensors, but for constants that the geometry holds already."""
+    known: set[str] = set()
+    if config.ngram:
+        known = {_ngram_base(prefix, config.ngram) + name for name in CONSTANTS.values()}
+    for name in file.tensors:
+        own = name.removeprefix(prefix)
+        is_text = name.startswith(prefix) and not own.startswith(OTHER_PARTS)
+        if is_text and name not in known and not name.endswith(BUFFERS):
+            yield name
+
+
 def _stored_constants(file: SafetensorsModel, base: str, derived: NgramConfig) -> NgramConfig:
     """The hash constants as the checkpoint stores them: they, not the formula, made the table."""
 
-    def read(name: str, fallback: tuple[int, ...]) -> tuple[int, ...]:
-        entry = file.tensors.get(base + name)
-        if entry is None:
-            return fallback
-        return tuple(int(x) for x in entry.parts()["data"].view(np.int64))
+    def read(field: str) -> tuple[int, ...]:
+        formula: tuple[int, ...] = getattr(derived, field)
+        entry = file.tensors.get(base + CONSTANTS[field])
+        return formula if entry is None else _constant(entry, len(formula))
 
     return replace(
         derived,
-        multipliers=read("layer_multipliers", derived.multipliers),
-        head_offsets=read("ngram_heads_offsets", derived.head_offsets),
-        head_vocab_sizes=read("ngram_heads_vocab_sizes", derived.head_vocab_sizes),
+        multipliers=read("multipliers"),
+        head_offsets=read("head_offsets"),
+        head_vocab_sizes=read("head_vocab_sizes"),
     )
+
+
+def _constant(entry: TensorEntry, count: int) -> tuple[int, ...]:
+    usable = entry.qtype.name == "I64" and entry.n_elements == count
+    values = entry.parts()["data"].view(np.int64).tolist() if usable else []
+    # Offsets start at 0; a product with a negative number would address no row.
+    if not usable or min(values, default=0) < 0:
+        raise ModelError(
+            "constants of the n-gram hash that are none",
+            file=entry.path,
+            tensor=entry.name,
+            value=shown(values) if usable else f"{entry.qtype.name} {list(entry.shape)}",
+            rule=f"{count} integers (I64), none below 0",
+            hint="the file is damaged, or config.json belongs to another checkpoint",
+        )
+    return tuple(values)
 
 
 class _Lookup:

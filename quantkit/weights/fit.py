@@ -1,4 +1,4 @@
-"""Do a file's tensors have the shapes that its own configuration asks for?"""
+"""Do a file's tensors and its own configuration fit: every shape, and nothing left over?"""
 
 from __future__ import annotations
 
@@ -21,6 +21,35 @@ def check_shapes(
         for role, handle in group.items():
             if not fits(role, handle.shape, wanted[role]):
                 raise _misfit(config, handle, wanted[role], file)
+
+
+def refuse_unread(
+    names: Iterable[str],
+    groups: Iterable[Mapping[str, TensorHandle]],
+    file: Path,
+    configuration: str,
+) -> None:
+    """Raise ModelError if a tensor of `names` belongs to no role.
+
+    The model would run without it and compute something else than its file was made for.
+    """
+    read = {
+        entry.name
+        for group in groups
+        for handle in group.values()
+        for entry in (*(piece.entry for piece in handle.pieces), *handle.companions)
+    }
+    unread = [name for name in names if name not in read]
+    if unread:
+        raise ModelError(
+            "tensors that the model's configuration has no use for",
+            file=file,
+            tensor=unread[0],
+            value=f"{len(unread)} of them",
+            rule=f"every tensor of the text model belongs to what {configuration} describes",
+            hint=f"{configuration} has fewer layers than the tensors, or leaves a part out; "
+            "get both from one place",
+        )
 
 
 def _misfit(

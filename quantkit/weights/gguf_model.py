@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from quantkit.errors import ModelError
 from quantkit.models.arch import layer_roles, model_roles
 from quantkit.models.config import ModelConfig
 from quantkit.models.gguf_config import config_from_gguf
-from quantkit.models.roles import Role
+from quantkit.models.roles import EXPERT_ROLES, Role, companion_names
 from quantkit.models.transforms import from_gguf_layout
-from quantkit.weights.fit import check_shapes
+from quantkit.weights.fit import check_shapes, refuse_unread
 from quantkit.weights.handle import Piece, TensorHandle
 
 Handles = Mapping[str, TensorHandle]
@@ -30,6 +30,7 @@ def open_gguf_model(path: Path) -> tuple[ModelConfig, Handles, tuple[Handles, ..
         for layer in range(config.n_layers)
     )
     check_shapes(config, (top, *layers), file.path)
+    _refuse_unread(file, config, (top, *layers))
     return config, top, layers
 
 
@@ -66,7 +67,35 @@ def _handle(file: GGUFFile, role: Role, layer: int | None, config: ModelConfig) 
             hint=_missing_hint(file.tensors, layer),
         )
     undo = partial(from_gguf_layout, layout=role.gguf_layout, config=config)
-    return TensorHandle(role.name, (Piece(entry),), effective=undo)
+    scale, input_scale = (file.tensors.get(name) for name in companion_names(entry.name))
+    if scale is not None:
+        _check_scale(scale, role, config)
+    unused = () if input_scale is None else (input_scale,)
+    return TensorHandle(role.name, (Piece(entry),), effective=undo, scale=scale, unused=unused)
+
+
+def _check_scale(scale: TensorEntry, role: Role, config: ModelConfig) -> None:
+    counts = {1, config.moe.n_experts} if role.name in EXPERT_ROLES else {1}
+    if scale.qtype.name != "F32" or scale.n_elements not in counts:
+        raise ModelError(
+            "a scale that does not fit its tensor",
+            file=scale.path,
+            tensor=scale.name,
+            value=f"{scale.qtype.name} {list(scale.shape)}",
+            rule=f"F32 with {' or '.join(map(str, sorted(counts)))} values",
+            hint="the file is damaged or was pruned incompletely",
+        )
+
+
+def _refuse_unread(file: GGUFFile, config: ModelConfig, groups: Iterable[Handles]) -> None:
+    """A tensor that nothing here reads would make the model another one than the file holds."""
+    mtp = range(config.n_layers, config.n_layers + config.n_mtp_layers)
+    refuse_unread(
+        (name for name in file.tensors if not name.startswith(tuple(f"blk.{i}." for i in mtp))),
+        groups,
+        file.path,
+        "the metadata",
+    )
 
 
 def _missing_hint(tensors: Mapping[str, TensorEntry], layer: int | None) -> str:

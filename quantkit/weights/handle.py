@@ -102,6 +102,10 @@ class TensorHandle:
     stacked: bool = False
     effective: Callable[[Tensor], Tensor] = field(default=_same)
     """Stored values -> effective values, of the whole tensor."""
+    scale: TensorEntry | None = None
+    """What decoded values are multiplied by: one factor, or one for each expert (axis 0)."""
+    unused: tuple[TensorEntry, ...] = ()
+    """Tensors that belong to this one and do not change its values."""
 
     @property
     def qtype(self) -> QType:
@@ -119,9 +123,36 @@ class TensorHandle:
         return (sum(piece.shape[0] for piece in self.pieces), *first[1:])
 
     @property
+    def companions(self) -> tuple[TensorEntry, ...]:
+        """Tensors beside the weight that are of no use without it."""
+        return self.unused if self.scale is None else (self.scale, *self.unused)
+
+    @property
     def nbytes(self) -> int:
-        """Stored bytes."""
-        return sum(piece.nbytes for piece in self.pieces)
+        """Stored bytes, with those of the companions."""
+        pieces = sum(piece.nbytes for piece in self.pieces)
+        return pieces + sum(entry.nbytes for entry in self.companions)
+
+    def _factors(self) -> np.ndarray:
+        assert self.scale is not None
+        found = _decode(self.scale, self.scale.parts()["data"], self.scale.shape).reshape(-1)
+        if not np.isfinite(found).all():
+            raise FormatError(
+                "a scale that is not finite",
+                file=self.scale.path,
+                tensor=self.scale.name,
+                value=float(found[~np.isfinite(found)][0]),
+                rule="one finite factor for the tensor or for each expert",
+                hint="the file is damaged or was quantized wrongly; get it again",
+            )
+        return found
+
+    def _scaled(self, stored: np.ndarray) -> np.ndarray:
+        """All stored values times their factors."""
+        if self.scale is None:
+            return stored
+        factors = self._factors()
+        return stored * factors.reshape(-1, *(1 for _ in stored.shape[1:]))
 
     def value(self) -> Tensor:
         """The effective value, float32, on the CPU."""
@@ -130,13 +161,17 @@ class TensorHandle:
             stored = np.stack(parts)
         else:
             stored = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return self.effective(_tensor(stored))
+        return self.effective(_tensor(self._scaled(stored)))
 
     def expert(self, number: int) -> Tensor:
         """One expert (rows, columns) of an expert tensor, float32."""
         if self.stacked:
             return _tensor(self.pieces[number].decode())
-        return _tensor(self.pieces[0].slice(number))
+        stored = self.pieces[0].slice(number)
+        if self.scale is None:
+            return _tensor(stored)
+        factors = self._factors()
+        return _tensor(stored * factors[number if len(factors) > 1 else 0])
 
     def rows(self, rows: Tensor) -> Tensor:
         """Scattered rows (n,) of a table as (n, columns), float32; each is decoded once."""
@@ -149,4 +184,5 @@ class TensorHandle:
             if own.stop > own.start:
                 out[own] = piece.take(unique[own] - start)
             start = stop
+        out = self._scaled(out)
         return torch.from_numpy(out)[torch.from_numpy(inverse.reshape(-1))]

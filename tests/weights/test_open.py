@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -147,6 +148,55 @@ class TestBrokenCheckpoint:
             open_model(folder)
         assert caught.value.value == [384, 32]
 
+    @pytest.mark.parametrize(
+        ("changes", "tensor"),
+        [
+            ({"num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2}, "layers.2."),
+            ({"ple_layer_ids": []}, "layers.1.ple."),
+            ({"shared_expert_intermediate_size": 0}, "shared_expert"),
+            (
+                {
+                    "indexer_n_heads": None, "indexer_kv_heads": None, "indexer_head_dim": None,
+                    "indexer_budget": None, "indexer_compress_ratio": None,
+                },
+                "indexer",
+            ),
+        ],
+    )  # fmt: skip
+    def test_configuration_that_leaves_tensors_out(
+        self, folder: Path, changes: dict[str, Any], tensor: str
+    ) -> None:
+        edit_config(folder, **changes)
+        with pytest.raises(ModelError, match="no use for") as caught:
+            open_model(folder)
+        assert tensor in str(caught.value.tensor)
+        assert "config.json" in str(caught.value.rule)
+
+    def test_surplus_tensors(self, folder: Path) -> None:
+        """Another part of the model is none of the trunk's; a surplus of the trunk is refused."""
+        more = {
+            name: torch.zeros(2)
+            for name in ("mtp.fc.weight", "model.visual.x", "model.rotary_emb.inv_freq", "lm_heads")
+        }
+        self.edited(folder, lambda tensors: tensors.update(more))
+        open_model(folder)
+        name = "model.layers.0.mlp.experts.0.down_proj.weight_scale_inv"
+        self.edited(folder, lambda tensors: tensors.update({name: torch.zeros(2)}))
+        with pytest.raises(ModelError, match="no use for") as caught:
+            open_model(folder)
+        assert (caught.value.tensor, caught.value.value) == (name, "1 of them")
+
+    @pytest.mark.parametrize("constant", ["layer_multipliers", "ngram_heads_offsets"])
+    @pytest.mark.parametrize(
+        "value", [torch.zeros(1, dtype=torch.int64), torch.ones(5), torch.full((4,), -1)]
+    )
+    def test_constants_that_are_none(self, folder: Path, constant: str, value: Tensor) -> None:
+        name = f"model.layers.1.ple.ple_embedding.{constant}"
+        self.edited(folder, lambda tensors: tensors.update({name: value}))
+        with pytest.raises(ModelError, match="constants of the n-gram hash") as caught:
+            open_model(folder)
+        assert caught.value.tensor == name
+
     def test_truncated_file(self, folder: Path) -> None:
         path = folder / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-100])
@@ -163,9 +213,17 @@ class TestBrokenCheckpoint:
             open_model(folder)
         assert "part-1.safetensors" in str(caught.value)
 
-    @pytest.mark.parametrize("text", ["", "[1]", '{"model_type": "llama"}', '{"model_type": 3'])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "", "[1]", '{"model_type": "llama"}', '{"model_type": 3', '{"model_type": 3}', "null",
+            "\udcff", '{"text_config": []}', '{"text_config": null}', "[" * 100_000,
+            '{"a": ' * 50_000, '{"a": ' + "9" * 5000 + "}",
+        ],
+        ids=lambda text: text[:20].encode("ascii", "replace").decode(),
+    )  # fmt: skip
     def test_unusable_configuration(self, folder: Path, text: str) -> None:
-        (folder / "config.json").write_text(text)
+        (folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
         with pytest.raises(ModelError) as caught:
             open_model(folder)
         assert "config.json" in caught.value.render()
@@ -241,6 +299,30 @@ class TestBrokenGGUF:
         with pytest.raises(ModelError, match="lacks a key") as caught:
             open_model(path)
         assert (caught.value.value, caught.value.file) == ("qwen4exp.ssm.state_size", str(path))
+
+    @pytest.mark.parametrize(
+        ("keys", "tensor"),
+        [
+            (
+                {
+                    "qwen4exp.block_count": pack_kv("qwen4exp.block_count", ValueType.UINT32, 3),
+                    "qwen4exp.full_attention_interval": b"",
+                },
+                "blk.3.",
+            ),
+            ({"qwen4exp.ple.layers": b""}, "per_layer_token_embd.weight"),
+            ({"qwen4exp.expert_shared_feed_forward_length": b""}, "shexp"),
+            ({"qwen4exp.attention.compress_ratios": b""}, "indexer"),
+        ],
+    )
+    def test_metadata_that_leaves_tensors_out(
+        self, source: Path, tmp_path: Path, keys: dict[str, bytes], tensor: str
+    ) -> None:
+        path = self.rewritten(source, tmp_path / "x.gguf", keys=keys)
+        with pytest.raises(ModelError, match="no use for") as caught:
+            open_model(path)
+        assert tensor in str(caught.value.tensor)
+        assert caught.value.file == str(path)
 
     def test_not_a_model(self, source: Path, tmp_path: Path) -> None:
         for change in ({"keys": {"general.architecture": b""}}, {"drop": "token_embd.weight"}):

@@ -8,6 +8,7 @@ tower stay out: llama.cpp reads them from files of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from quantkit.containers.gguf import (
     pack_kv,
     write_gguf,
 )
+from quantkit.containers.safetensors import open_safetensors
 from quantkit.errors import ModelError
 from quantkit.models.arch import layer_roles, model_roles
 from quantkit.models.config import ModelConfig
@@ -35,6 +37,7 @@ from quantkit.weights.tokenizer import Vocabulary, read_vocabulary
 BF16, F32 = by_name("BF16"), by_name("F32")
 FILE_TYPE_BF16 = 32
 QUANTIZATION_VERSION = 2
+HEAD_NAME = "lm_head.weight"
 TABLE_ROWS = 1 << 18
 """Rows of the n-gram table that are converted at a time."""
 
@@ -63,6 +66,7 @@ def _plan(folder: Path, name: str | None) -> tuple[list[bytes], list[TensorSpec]
         )
     model = open_model(folder)
     _check_faithful(model)
+    _check_tied_head(model)
     vocabulary = read_vocabulary(folder, model.config.vocab_size)
     pairs = metadata_pairs(model.config, vocabulary, name or folder.resolve().name)
     return pairs, tensor_specs(model)
@@ -76,6 +80,23 @@ def _check_faithful(model: ModelWeights) -> None:
             value=value,
             rule=rule,
             hint="llama.cpp would compute something else or not load it, so no file is written",
+        )
+
+
+def _check_tied_head(model: ModelWeights) -> None:
+    """A head that config.json gives up for the embedding may be stored, but only as its copy."""
+    tensors = open_safetensors(model.path).tensors
+    head, embedding = tensors.get(HEAD_NAME), model.top["token_embd"].pieces[0].entry
+    if not model.config.tied_head or head is None:
+        return
+    if head.nbytes != embedding.nbytes or head.sha256() != embedding.sha256():
+        raise ModelError(
+            "a head of its own in a checkpoint whose config.json ties it to the embedding",
+            file=head.path,
+            tensor=head.name,
+            value="tie_word_embeddings is true",
+            rule=f"the bytes of {embedding.name}, or no such tensor",
+            hint="use the config.json that belongs to this checkpoint",
         )
 
 
@@ -135,10 +156,11 @@ def tensor_specs(model: ModelWeights) -> list[TensorSpec]:
 
 def _spec(role: Role, layer: int | None, handle: TensorHandle, config: ModelConfig) -> TensorSpec:
     shape = handle.shape
+    # Axes of length 1 come and go between checkpoints; `weights.fit` has compared the others.
     if role.hf_form == "squeeze":
-        shape = (shape[0], shape[2])
+        shape = (prod(shape[:-1]), shape[-1])
     if role.name == "shared_gate_row":
-        shape = (shape[-1],)
+        shape = (prod(shape),)
     qtype = F32 if role.float32 or len(shape) == 1 else BF16
     return TensorSpec(role.gguf_name(layer), shape, qtype, _bytes(role, handle, qtype, config))
 

@@ -7,6 +7,7 @@ from our roles.
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.tiny import (
     Zoo,
     edit_config,
     random_model,
+    rewrite,
     save_checkpoint,
     save_tokenizer,
 )
@@ -349,6 +351,60 @@ class TestRefused:
         assert caught.value.value == value
         assert caught.value.hint
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("num_hidden_layers", 2),
+            ("num_hidden_layers", 0),
+            ("ple_layer_ids", []),
+            ("indexer_n_heads", None),
+            ("indexer_compress_ratio", 0),
+            ("indexer_compress_ratio", -4),
+            ("rms_norm_eps", float("nan")),
+            ("rms_norm_eps", -1e-6),
+            ("num_experts_per_tok", 0),
+            ("eos_token_id", -1),
+            ("hc_count", None),
+            ("linear_num_key_heads", None),
+            ("heads_per_ngram", 10**30),
+        ],
+    )
+    def test_configurations_that_cannot_be(
+        self, field: str, value: Any, zoo: Zoo, tmp_path: Path
+    ) -> None:
+        folder = shutil.copytree(zoo.checkpoint("qwen4exp"), tmp_path / "model")
+        edit_config(folder, **{field: value})
+        with pytest.raises(ModelError) as caught:
+            converted_bytes(folder)
+        assert str(folder) in str(caught.value.file)
+        assert caught.value.rule
+        assert caught.value.hint
+
+    def test_head_that_the_configuration_gives_up(self, zoo: Zoo, tmp_path: Path) -> None:
+        """Tied to the embedding, a stored head may only be its copy."""
+        folder = shutil.copytree(zoo.checkpoint("qwen3moe"), tmp_path / "model")
+        edit_config(folder, tie_word_embeddings=True)
+        with pytest.raises(ModelError, match="a head of its own") as caught:
+            converted_bytes(folder)
+        assert caught.value.tensor == "lm_head.weight"
+        tensors = load_file(folder / "model.safetensors")
+        rewrite(folder, tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]})
+        convert_checkpoint(folder, tmp_path / "out.gguf")
+        assert "output.weight" not in open_gguf(tmp_path / "out.gguf").tensors
+
+    def test_unit_axes_elsewhere(self, zoo: Zoo, tmp_path: Path) -> None:
+        """The kernel of a depthwise convolution, and a single row, in the forms that exist."""
+        folder = shutil.copytree(zoo.checkpoint("qwen4exp"), tmp_path / "model")
+        tensors = load_file(folder / "model.safetensors")
+        for name, tensor in tensors.items():
+            if name.endswith("conv1d.weight"):
+                tensors[name] = tensor.squeeze(1)
+            if name.endswith("shared_expert_gate.weight"):
+                tensors[name] = tensor.flatten()
+        rewrite(folder, tensors)
+        convert_checkpoint(folder, tmp_path / "out.gguf", name=zoo.checkpoint("qwen4exp").name)
+        assert (tmp_path / "out.gguf").read_bytes() == zoo.gguf("qwen4exp").read_bytes()
 
     def test_not_a_checkpoint(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="not a transformers checkpoint"):

@@ -210,7 +210,8 @@ __global__ void __launch_bounds__(kThreads)
     convert(const typename Type::Stored* __restrict__ src, Out* __restrict__ dst, int64_t n) {
     const int64_t from = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kCount;
     if (from + kCount <= n) {
-        const auto in = *reinterpret_cast<const Together<typename Type::Stored, kCount>*>(src + from);
+        using In = Together<typename Type::Stored, kCount>;
+        const In in = *reinterpret_cast<const In*>(src + from);
         Together<Out, kCount> out;
 #pragma unroll
         for (int k = 0; k < kCount; ++k) put(Type::value(in.of[k]), out.of + k);

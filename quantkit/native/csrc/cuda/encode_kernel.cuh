@@ -10,17 +10,22 @@ namespace {
 
 constexpr int kThreads = 128;
 
-__device__ inline void load_values(const float* src, int n, float* values) {
-    for (int i = 0; i < n; i += 4) {
+template <int kCount>
+__device__ inline void load_values(const float* src, float* values) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
         const float4 four = *reinterpret_cast<const float4*>(src + i);
-        values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
+        memcpy(values + i, &four, sizeof four);
     }
 }
 
-__device__ inline void load_values(const uint16_t* src, int n, float* values) {
-    for (int i = 0; i < n; i += 4) {
+template <int kCount>
+__device__ inline void load_values(const uint16_t* src, float* values) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
         const uint2 four = *reinterpret_cast<const uint2*>(src + i);
-        values[i] = float_of_bits(four.x << 16), values[i + 1] = float_of_bits(four.x & 0xFFFF0000u);
+        values[i] = float_of_bits(four.x << 16);
+        values[i + 1] = float_of_bits(four.x & 0xFFFF0000u);
         values[i + 2] = float_of_bits(four.y << 16);
         values[i + 3] = float_of_bits(four.y & 0xFFFF0000u);
     }
@@ -32,14 +37,14 @@ __global__ void __launch_bounds__(kThreads)
     encode_blocks(const In* __restrict__ src, const float* __restrict__ importance,
                   uint8_t* __restrict__ dst, int64_t n_blocks, int64_t blocks_of_row) {
     constexpr int kMine = Type::kElements / Type::kLanes;
-    const int64_t block =
-        (int64_t(blockIdx.x) * kThreads + threadIdx.x) / Type::kLanes;
+    const int64_t block = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / Type::kLanes;
     const int lane = int(threadIdx.x) % Type::kLanes;
     if (block >= n_blocks) return;  // all lanes of a block together
     float x[kMine], w[kMine];
-    load_values(src + block * Type::kElements + lane * kMine, kMine, x);
+    load_values<kMine>(src + block * Type::kElements + lane * kMine, x);
     if (importance != nullptr) {
-        load_values(importance + block % blocks_of_row * Type::kElements + lane * kMine, kMine, w);
+        const int64_t channel = block % blocks_of_row * Type::kElements + lane * kMine;
+        load_values<kMine>(importance + channel, w);
     } else {
 #pragma unroll
         for (int i = 0; i < kMine; ++i) w[i] = 1.0f;
@@ -60,8 +65,8 @@ template <class Type, class In>
 cudaError_t launch(const Rows& rows, uint8_t* dst, cudaStream_t stream) {
     const int64_t blocks_of_row = rows.row_length / Type::kElements;
     const int64_t n_blocks = rows.n_rows * blocks_of_row;
-    const int64_t n_threads = n_blocks * Type::kLanes;
-    encode_blocks<Type, In><<<unsigned((n_threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+    const unsigned n_groups = unsigned((n_blocks * Type::kLanes + kThreads - 1) / kThreads);
+    encode_blocks<Type, In><<<n_groups, kThreads, 0, stream>>>(
         static_cast<const In*>(rows.values), rows.importance, dst, n_blocks, blocks_of_row);
     return cudaGetLastError();
 }

@@ -29,7 +29,9 @@ constexpr float kStepCost = 0.001f;
 template <int kSub_, int kLo_, int kHi_, int kScaleLo_, int kScaleHi_, int kMinHi_>
 struct Params {
     static constexpr int kSub = kSub_;
-    static constexpr int kSubBlocks = kSuper / kSub_;
+    static constexpr int kGroups = kSuper / kSub_;         // sub-blocks of a super-block
+    static constexpr int kSubBlocks = kHeld<kGroups>;      // those at hand
+    static constexpr int kValues = kSub * kSubBlocks;
     static constexpr int kLo = kLo_, kHi = kHi_;
     static constexpr int kScaleLo = kScaleLo_, kScaleHi = kScaleHi_;
     static constexpr int kMinHi = kMinHi_;
@@ -41,8 +43,8 @@ struct Params {
 // One super-block, lane-transposed, values scaled by a power of two and centred by sub-block.
 template <class P>
 struct Block {
-    alignas(64) float x[kSuper];  // [element][sub-block], minus mean
-    alignas(64) float w[kSuper];
+    alignas(64) float x[P::kValues];  // [element][sub-block], minus mean
+    alignas(64) float w[P::kValues];
     alignas(64) float mean[P::kSubBlocks];  // weighted; 0 for types without a min
     alignas(64) float low[P::kSubBlocks], high[P::kSubBlocks];  // extremes of x
     alignas(64) float sum_w[P::kSubBlocks], sum_wx[P::kSubBlocks];
@@ -76,10 +78,11 @@ struct Line {
 };
 
 template <class P, class F>
-inline Moments<F> moments(const Block<P>& block, int lane, F offset, F inverse_step) {
+QK_HD inline Moments<F> moments(const Block<P>& block, int lane, F offset, F inverse_step) {
     const F lo = splat<F>(P::kLo), hi = splat<F>(P::kHi);
     Moments<F> m = {};
-    for (int i = lane; i < kSuper; i += P::kSubBlocks) {
+    QK_UNROLL
+    for (int i = lane; i < P::kValues; i += P::kSubBlocks) {
         const F x = load<F>(block.x + i);
         const F q = nearest_in<F>((x - offset) * inverse_step, lo, hi);
         const F wq = load<F>(block.w + i) * q;
@@ -92,11 +95,12 @@ inline Moments<F> moments(const Block<P>& block, int lane, F offset, F inverse_s
 
 // sum w (x - decoded)^2, the codes being the nearest. Misses are counted in steps.
 template <class P, class F>
-inline F true_error(const Block<P>& block, int lane, F step, F offset) {
+QK_HD inline F true_error(const Block<P>& block, int lane, F step, F offset) {
     const F lo = splat<F>(P::kLo), hi = splat<F>(P::kHi);
     const F inverse_step = inverse<F>(step), start = offset * inverse_step;
     F error = {};
-    for (int i = lane; i < kSuper; i += P::kSubBlocks) {
+    QK_UNROLL
+    for (int i = lane; i < P::kValues; i += P::kSubBlocks) {
         F t = load<F>(block.x + i) * inverse_step;
         if constexpr (P::kAffine) t = t - start;
         const F miss = t - nearest_in<F>(t, lo, hi);
@@ -110,7 +114,7 @@ inline F true_error(const Block<P>& block, int lane, F step, F offset) {
 
 // Least squares through fixed codes; the offset may not exceed -mean (mins are not negative).
 template <class P, class F>
-inline Line<F> fit_line(const Block<P>& block, int lane, const Moments<F>& m) {
+QK_HD inline Line<F> fit_line(const Block<P>& block, int lane, const Moments<F>& m) {
     const F zero = splat<F>(0.0f);
     const F sw = load<F>(block.sum_w + lane), sx = load<F>(block.sum_wx + lane);
     Line<F> line;
@@ -141,7 +145,7 @@ struct Best {
     Line<F> line;
     Moments<F> m;
 
-    void offer(const Line<F>& other, const Moments<F>& om) {
+    QK_HD void offer(const Line<F>& other, const Moments<F>& om) {
         const auto take = other.gain > line.gain;
         line.step = take ? other.step : line.step;
         line.offset = take ? other.offset : line.offset;
@@ -153,7 +157,7 @@ struct Best {
 
 // Step 1, types with a min: the first guesses cut a little off both ends of the range.
 template <class P, class F>
-inline void guess_affine(const Block<P>& block, int lane, Best<P, F>& best) {
+QK_HD inline void guess_affine(const Block<P>& block, int lane, Best<P, F>& best) {
     const F low = load<F>(block.low + lane);
     const F range = load<F>(block.high + lane) - low;
     const F per_range = inverse<F>(range);
@@ -169,7 +173,7 @@ inline void guess_affine(const Block<P>& block, int lane, Best<P, F>& best) {
 
 // Step 1, types without: the first guesses give the value farthest from 0 a code near either end.
 template <class P, class F>
-inline void guess_symmetric(const Block<P>& block, int lane, Best<P, F>& best) {
+QK_HD inline void guess_symmetric(const Block<P>& block, int lane, Best<P, F>& best) {
     const F low = load<F>(block.low + lane), high = load<F>(block.high + lane);
     const F per_extreme = inverse<F>(-low > high ? low : high);
     for (int sign = 0; sign < 2; ++sign) {
@@ -184,7 +188,7 @@ inline void guess_symmetric(const Block<P>& block, int lane, Best<P, F>& best) {
 }
 
 template <class P>
-inline void fit_sub_blocks(const Block<P>& block, Optimum<P>& out) {
+QK_HD inline void fit_sub_blocks(const Block<P>& block, Optimum<P>& out) {
     using F = typename P::F;
     for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
         Best<P, F> best = {};
@@ -207,19 +211,43 @@ inline void fit_sub_blocks(const Block<P>& block, Optimum<P>& out) {
 }
 
 // Sum over sub-blocks as a fixed tree, the same at every vector width.
-template <int kCount>
-inline float tree_sum(const float* values) {
-    float sums[kCount];
+template <class P>
+QK_HD inline float tree_sum(const float* values) {
+#if defined(QK_ONE_LANE)
+    float sum = values[0];
+    for (int half = P::kGroups / 2; half > 0; half /= 2) sum += exchange<P::kGroups>(sum, half);
+    return sum;
+#else
+    float sums[P::kSubBlocks];
     std::memcpy(sums, values, sizeof sums);
-    for (int half = kCount / 2; half > 0; half /= 2) {
+    for (int half = P::kSubBlocks / 2; half > 0; half /= 2) {
         for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
     }
     return sums[0];
+#endif
+}
+
+// The value of largest magnitude, the first of equals.
+template <class P>
+QK_HD inline float extreme_of(const float* values) {
+    float extreme = 0.0f;
+    for (int s = 0; s < P::kSubBlocks; ++s) {
+        if (std::fabs(values[s]) > std::fabs(extreme)) extreme = values[s];
+    }
+#if defined(QK_ONE_LANE)
+    for (int half = 1; half < P::kGroups; half *= 2) {
+        const float other = exchange<P::kGroups>(extreme, half);
+        const bool other_is_first = lane_index() & half;
+        const float gain = std::fabs(other) - std::fabs(extreme);
+        if (gain > 0.0f || (gain == 0.0f && other_is_first)) extreme = other;
+    }
+#endif
+    return extreme;
 }
 
 // Sum of curve * (target - unit * nearest multiple)^2.
 template <class P>
-inline float multiple_error(const float* target, const float* curve, float unit, float lo,
+QK_HD inline float multiple_error(const float* target, const float* curve, float unit, float lo,
                             float hi) {
     using F = typename P::F;
     const F per_unit = splat<F>(unit == 0.0f ? 0.0f : 1.0f / unit);
@@ -229,16 +257,13 @@ inline float multiple_error(const float* target, const float* curve, float unit,
         const F miss = t - unit * nearest_in<F>(t * per_unit, splat<F>(lo), splat<F>(hi));
         store<F>(errors + lane, load<F>(curve + lane) * miss * miss);
     }
-    return tree_sum<P::kSubBlocks>(errors);
+    return tree_sum<P>(errors);
 }
 
 // Calls offer with fp16 units that make the target farthest from 0 one of their multiples lo..hi.
 template <class P, class Offer>
-inline void for_units(const float* target, int lo, int hi, float scale, const Offer& offer) {
-    float extreme = 0.0f;
-    for (int s = 0; s < P::kSubBlocks; ++s) {
-        if (std::fabs(target[s]) > std::fabs(extreme)) extreme = target[s];
-    }
+QK_HD inline void for_units(const float* target, int lo, int hi, float scale, const Offer& offer) {
+    const float extreme = extreme_of<P>(target);
     for (int i = 0; i < P::kUnits; ++i) {
         if (hi - i > 0) offer(half_of(extreme / float(hi - i), scale));
         if (lo + i < 0) offer(half_of(extreme / float(lo + i), scale));
@@ -248,7 +273,7 @@ inline void for_units(const float* target, int lo, int hi, float scale, const Of
 
 // The one whose multiples are nearest to the targets.
 template <class P>
-inline Half pick_unit(const float* target, const float* curve, int lo, int hi, float scale) {
+QK_HD inline Half pick_unit(const float* target, const float* curve, int lo, int hi, float scale) {
     Half best = {0, 0.0f};
     float best_error = multiple_error<P>(target, curve, 0.0f, lo, hi);
     for_units<P>(target, lo, hi, scale, [&](Half unit) {
@@ -260,7 +285,7 @@ inline Half pick_unit(const float* target, const float* curve, int lo, int hi, f
 
 // Scales and mins nearest to the optimum under the super-scales d and dmin.
 template <class P>
-inline void snap(const Block<P>& block, const Optimum<P>& fit, Choice<P>& choice) {
+QK_HD inline void snap(const Block<P>& block, const Optimum<P>& fit, Choice<P>& choice) {
     using F = typename P::F;
     const F per_d = inverse<F>(splat<F>(choice.d.value));
     const F per_min = inverse<F>(splat<F>(choice.dmin.value));
@@ -277,7 +302,7 @@ inline void snap(const Block<P>& block, const Optimum<P>& fit, Choice<P>& choice
 }
 
 template <class P>
-inline float choice_error(const Block<P>& block, const Choice<P>& choice) {
+QK_HD inline float choice_error(const Block<P>& block, const Choice<P>& choice) {
     using F = typename P::F;
     alignas(64) float errors[P::kSubBlocks];
     for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
@@ -287,13 +312,14 @@ inline float choice_error(const Block<P>& block, const Choice<P>& choice) {
                  true_error<P, F>(block, lane, choice.d.value * load<F>(choice.scale + lane),
                                   offset));
     }
-    return tree_sum<P::kSubBlocks>(errors);
+    return tree_sum<P>(errors);
 }
 
 // Step 3a: each sub-block takes the best by true error of the scales within reach, each with the
 // mins within min_reach of the one that suits it.
 template <class P>
-inline void try_neighbours(const Block<P>& block, int reach, int min_reach, Choice<P>& choice) {
+QK_HD inline void try_neighbours(const Block<P>& block, int reach, int min_reach,
+                                 Choice<P>& choice) {
     using F = typename P::F;
     const float d = choice.d.value, dmin = choice.dmin.value;
     const F per_min = inverse<F>(splat<F>(dmin)), min_hi = splat<F>(P::kMinHi);
@@ -332,12 +358,12 @@ inline void try_neighbours(const Block<P>& block, int reach, int min_reach, Choi
         store(choice.min + lane, best_min);
         store(errors + lane, best);
     }
-    choice.error = tree_sum<P::kSubBlocks>(errors);
+    choice.error = tree_sum<P>(errors);
 }
 
 // Step 3b: d and dmin by least squares for the present codes, scales and mins.
 template <class P>
-inline void refit_units(const Block<P>& block, Choice<P>& choice) {
+QK_HD inline void refit_units(const Block<P>& block, Choice<P>& choice) {
     using F = typename P::F;
     alignas(64) float terms[5][P::kSubBlocks];
     for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
@@ -353,7 +379,7 @@ inline void refit_units(const Block<P>& block, Choice<P>& choice) {
         store<F>(terms[4] + lane, n * (load<F>(block.sum_wx + lane) + mean * sw));
     }
     float sums[5];
-    for (int i = 0; i < 5; ++i) sums[i] = tree_sum<P::kSubBlocks>(terms[i]);
+    for (int i = 0; i < 5; ++i) sums[i] = tree_sum<P>(terms[i]);
     const float det = sums[0] * sums[2] - sums[1] * sums[1];
     if (sums[0] > 0.0f && det > 1e-6f * sums[0] * sums[2]) {
         choice.d = half_of((sums[3] * sums[2] - sums[4] * sums[1]) / det, block.unit);
@@ -368,7 +394,7 @@ inline void refit_units(const Block<P>& block, Choice<P>& choice) {
 // Steps 1 and 2. The nearest multiples are a first choice only: codes follow the scale, so that
 // far fewer sub-blocks suffer from a wrong one than the curvature says.
 template <class P>
-inline void choose_units(const Block<P>& block, Choice<P>& best) {
+QK_HD inline void choose_units(const Block<P>& block, Choice<P>& best) {
     Optimum<P> fit;
     fit_sub_blocks<P>(block, fit);
     alignas(64) float curve[P::kSubBlocks], level[P::kSubBlocks];
@@ -407,7 +433,7 @@ inline void choose_units(const Block<P>& block, Choice<P>& best) {
 }
 
 template <class P>
-inline void search(const Block<P>& block, Choice<P>& best) {
+QK_HD inline void search(const Block<P>& block, Choice<P>& best) {
     choose_units<P>(block, best);
     try_neighbours<P>(block, P::kReach, P::kMinReach, best);
     for (int turn = 0; turn < P::kTurns; ++turn) {

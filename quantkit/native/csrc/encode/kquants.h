@@ -14,24 +14,33 @@ constexpr float kLeastImportance = 0x1p-24f;
 // No type holds a magnitude between 0 and 2^-24; what is nearer to 0 becomes 0.
 constexpr int kLeastExponent = -25;
 
-inline float max_magnitude(const float* v) {
+template <class P>
+QK_HD inline float max_magnitude(const float* v) {
     float top = 0.0f;
-    for (int i = 0; i < kSuper; ++i) {
+    QK_UNROLL
+    for (int i = 0; i < P::kValues; ++i) {
         const float a = std::fabs(v[i]);
         top = a > top ? a : top;
     }
+#if defined(QK_ONE_LANE)
+    for (int half = P::kGroups / 2; half > 0; half /= 2) {
+        const float other = exchange<P::kGroups>(top, half);
+        top = other > top ? other : top;
+    }
+#endif
     return top;
 }
 
 // Fills all but the moments of the values; false when every value rounds to 0.
 template <class P>
-inline bool load_block(const float* x, const float* w, Block<P>& block) {
-    const float top = max_magnitude(x), top_w = max_magnitude(w);
+QK_HD inline bool load_block(const float* x, const float* w, Block<P>& block) {
+    const float top = max_magnitude<P>(x), top_w = max_magnitude<P>(w);
     if (top == 0.0f || exponent_of(top) < kLeastExponent) return false;
     block.unit = power_of_two(exponent_of(top));
     const float scale = 1.0f / block.unit;
     const float scale_w = power_of_two(-exponent_of(top_w));
     for (int s = 0; s < P::kSubBlocks; ++s) {
+        QK_UNROLL
         for (int i = 0; i < P::kSub; ++i) {
             const float wi = top_w == 0.0f ? 1.0f : w[s * P::kSub + i] * scale_w;
             block.x[i * P::kSubBlocks + s] = x[s * P::kSub + i] * scale;
@@ -42,12 +51,13 @@ inline bool load_block(const float* x, const float* w, Block<P>& block) {
 }
 
 template <class P>
-inline void centre_block(Block<P>& block) {
+QK_HD inline void centre_block(Block<P>& block) {
     using F = typename P::F;
     for (int lane = 0; lane < P::kSubBlocks; lane += P::kLanes) {
         F sw = {}, sx = {}, sxx = {}, mean = {};
         F low = load<F>(block.x + lane), high = low;
-        for (int i = lane; i < kSuper; i += P::kSubBlocks) {
+        QK_UNROLL
+        for (int i = lane; i < P::kValues; i += P::kSubBlocks) {
             const F x = load<F>(block.x + i), w = load<F>(block.w + i);
             low = lower<F>(low, x);
             high = higher<F>(high, x);
@@ -59,7 +69,8 @@ inline void centre_block(Block<P>& block) {
             mean = sx / sw;
             sx = F{};
             sxx = F{};
-            for (int i = lane; i < kSuper; i += P::kSubBlocks) {
+            QK_UNROLL
+            for (int i = lane; i < P::kValues; i += P::kSubBlocks) {
                 const F x = load<F>(block.x + i) - mean;
                 store<F>(block.x + i, x);
                 const F wx = load<F>(block.w + i) * x;
@@ -79,11 +90,12 @@ inline void centre_block(Block<P>& block) {
 
 // Codes of the choice, from 0, in the order of the values.
 template <class P>
-inline void write_codes(const Block<P>& block, const Choice<P>& choice, Encoded& out) {
+QK_HD inline void write_codes(const Block<P>& block, const Choice<P>& choice, Encoded& out) {
     for (int s = 0; s < P::kSubBlocks; ++s) {
         const float step = choice.d.value * choice.scale[s];
         const float offset = -choice.dmin.value * choice.min[s] - block.mean[s];
         const float inverse_step = step == 0.0f ? 0.0f : 1.0f / step;
+        QK_UNROLL
         for (int i = 0; i < P::kSub; ++i) {
             float v = (block.x[i * P::kSubBlocks + s] - offset) * inverse_step;
             v = v > P::kLo ? v : P::kLo;
@@ -97,18 +109,24 @@ inline void write_codes(const Block<P>& block, const Choice<P>& choice, Encoded&
     out.dmin = choice.dmin.bits;
 }
 
+// A super-block, or what this thread holds of one.
 template <class P>
-inline void encode_row(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline Encoded encode_block(const float* x, const float* w) {
     Block<P> block;
     Choice<P> choice;
+    Encoded encoded = {};
+    if (load_block<P>(x, w, block)) {
+        centre_block<P>(block);
+        search<P>(block, choice);
+        write_codes<P>(block, choice, encoded);
+    }
+    return encoded;
+}
+
+template <class P>
+QK_HD inline void encode_row(const float* x, const float* w, uint8_t* out, int64_t n) {
     for (int64_t i = 0; i < n; i += kSuper, out += P::kBytes) {
-        Encoded encoded = {};
-        if (load_block<P>(x + i, w + i, block)) {
-            centre_block<P>(block);
-            search<P>(block, choice);
-            write_codes<P>(block, choice, encoded);
-        }
-        P::pack(encoded, out);
+        P::pack(encode_block<P>(x + i, w + i), out);
     }
 }
 
@@ -122,7 +140,7 @@ struct Q2K : Params<16, 0, 3, 0, 15, 15> {
     static constexpr int kUnits = 8, kShifts = 1;
     static constexpr float kShift = 0.03f;
     static constexpr int kReach = 1, kMinReach = 1, kTurns = 3;
-    static void pack(const Encoded& e, uint8_t* out) { pack_q2_k(e, out); }
+    QK_HD static void pack(const Encoded& e, uint8_t* out) { pack_q2_k(e, out); }
 };
 
 struct Q3K : Params<16, -4, 3, -32, 31, 0> {
@@ -131,7 +149,7 @@ struct Q3K : Params<16, -4, 3, -32, 31, 0> {
     static constexpr int kUnits = 6, kShifts = 0;
     static constexpr float kShift = 0.0f;
     static constexpr int kReach = 10, kMinReach = 0, kTurns = 3;
-    static void pack(const Encoded& e, uint8_t* out) { pack_q3_k(e, out); }
+    QK_HD static void pack(const Encoded& e, uint8_t* out) { pack_q3_k(e, out); }
 };
 
 struct Q4K : Params<32, 0, 15, 0, 63, 63> {
@@ -140,7 +158,7 @@ struct Q4K : Params<32, 0, 15, 0, 63, 63> {
     static constexpr int kUnits = 16, kShifts = 1;
     static constexpr float kShift = 0.01f;
     static constexpr int kReach = 4, kMinReach = 2, kTurns = 3;
-    static void pack(const Encoded& e, uint8_t* out) { pack_q4_k(e, out); }
+    QK_HD static void pack(const Encoded& e, uint8_t* out) { pack_q4_k(e, out); }
 };
 
 struct Q5K : Params<32, 0, 31, 0, 63, 63> {
@@ -149,7 +167,7 @@ struct Q5K : Params<32, 0, 31, 0, 63, 63> {
     static constexpr int kUnits = 16, kShifts = 0;
     static constexpr float kShift = 0.0f;
     static constexpr int kReach = 8, kMinReach = 2, kTurns = 3;
-    static void pack(const Encoded& e, uint8_t* out) { pack_q5_k(e, out); }
+    QK_HD static void pack(const Encoded& e, uint8_t* out) { pack_q5_k(e, out); }
 };
 
 struct Q6K : Params<16, -32, 31, -128, 127, 0> {
@@ -158,28 +176,28 @@ struct Q6K : Params<16, -32, 31, -128, 127, 0> {
     static constexpr int kUnits = 4, kShifts = 0;
     static constexpr float kShift = 0.0f;
     static constexpr int kReach = 16, kMinReach = 0, kTurns = 2;
-    static void pack(const Encoded& e, uint8_t* out) { pack_q6_k(e, out); }
+    QK_HD static void pack(const Encoded& e, uint8_t* out) { pack_q6_k(e, out); }
 };
 
 }  // namespace kq
 
-inline void encode_row_q2_k(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q2_k(const float* x, const float* w, uint8_t* out, int64_t n) {
     kq::encode_row<kq::Q2K>(x, w, out, n);
 }
 
-inline void encode_row_q3_k(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q3_k(const float* x, const float* w, uint8_t* out, int64_t n) {
     kq::encode_row<kq::Q3K>(x, w, out, n);
 }
 
-inline void encode_row_q4_k(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q4_k(const float* x, const float* w, uint8_t* out, int64_t n) {
     kq::encode_row<kq::Q4K>(x, w, out, n);
 }
 
-inline void encode_row_q5_k(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q5_k(const float* x, const float* w, uint8_t* out, int64_t n) {
     kq::encode_row<kq::Q5K>(x, w, out, n);
 }
 
-inline void encode_row_q6_k(const float* x, const float* w, uint8_t* out, int64_t n) {
+QK_HD inline void encode_row_q6_k(const float* x, const float* w, uint8_t* out, int64_t n) {
     kq::encode_row<kq::Q6K>(x, w, out, n);
 }
 

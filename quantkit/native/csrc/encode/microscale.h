@@ -69,7 +69,7 @@ struct Mxfp4Step {
         // 2^-3 where that element is stored as a level from 8 to 16.
         const I exponent = 127 - ((I)unit >> 23);
         Best<F> best = {{}, {}, splat<F>(INFINITY)};
-        for (int step = 1; step >= -1; --step) {
+        for (int step = 1; step >= -2; --step) {
             I code = exponent + (127 - 3 + 1 + step);
             code = code < 0 ? I{} : code;
             code = code > 252 ? (I{} + 252) : code;

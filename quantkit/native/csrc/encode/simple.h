@@ -29,14 +29,14 @@ QK_HD inline void put_five_bits(const uint8_t* __restrict codes, uint8_t* __rest
 struct Q4_0 : Fitted<Q4_0> {
     using Levels = Integers<-8, 7, 8>;
     static constexpr int kElements = 32, kBytes = 18, kTurns = 1;
-    static constexpr Guesses<32> kGuesses{6.4f, 1.05f, 1.007f};
+    static constexpr Guesses<40> kGuesses{6.5f, 1.035f, 1.004f};
     QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
 };
 
 struct Q5_0 : Fitted<Q5_0> {
     using Levels = Integers<-16, 15, 16>;
     static constexpr int kElements = 32, kBytes = 22, kTurns = 1;
-    static constexpr Guesses<44> kGuesses{13.0f, 1.03f, 1.003f};
+    static constexpr Guesses<48> kGuesses{13.0f, 1.02f, 1.003f};
     QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
 };
 
@@ -45,8 +45,10 @@ struct Q5_0 : Fitted<Q5_0> {
 struct Q8_0 {
     using Levels = Integers<-127, 127, 0>;
     static constexpr int kElements = 32, kBytes = 34;
-    static constexpr int kGuesses = 20, kCount = 4;
-    static constexpr float kTop = 127.4f, kStep = 0.6f;
+    // Every whole level that one of these scales may give the extreme is among them, so that what
+    // was decoded encodes to itself.
+    static constexpr int kGuesses = 21, kCount = 3;
+    static constexpr float kTop = 127.0f, kStep = 0.5f;
     QK_HD static void pack(const uint8_t* codes, uint8_t* out) { std::memcpy(out, codes, 32); }
 
     template <class T>
@@ -156,7 +158,7 @@ QK_HD inline void keep_better(Line<F>& best, const Line<F>& other) {
 
 // Shares of the range that the guesses leave off.
 struct Cuts {
-    static constexpr int kNumber = 6;
+    static constexpr int kNumber = 10;
     float of[kNumber];
 };
 
@@ -219,7 +221,8 @@ struct Q4_1 {
     using Levels = Integers<0, 15, 0>;
     static constexpr int kBytes = 20, kTurns = 3;
     static constexpr float kTop = 15.0f;
-    static constexpr Cuts kCuts = {{-0.01f, 0.01f, 0.025f, 0.045f, 0.07f, 0.12f}};
+    static constexpr Cuts kCuts = {
+        {-0.03f, -0.01f, 0.01f, 0.03f, 0.05f, 0.07f, 0.09f, 0.12f, 0.16f, 0.22f}};
     QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
 };
 
@@ -227,7 +230,8 @@ struct Q5_1 {
     using Levels = Integers<0, 31, 0>;
     static constexpr int kBytes = 24, kTurns = 3;
     static constexpr float kTop = 31.0f;
-    static constexpr Cuts kCuts = {{0.0f, 0.01f, 0.02f, 0.03f, 0.045f, 0.07f}};
+    static constexpr Cuts kCuts = {
+        {-0.015f, -0.005f, 0.005f, 0.015f, 0.025f, 0.035f, 0.05f, 0.07f, 0.1f, 0.15f}};
     QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
 };
 

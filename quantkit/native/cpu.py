@@ -128,7 +128,10 @@ def first_beyond(values: Floats, largest: float, *, threads: int | None = None) 
     """Flat index of the first value that is NaN or exceeds `largest` in magnitude, or None."""
     assert values.flags.c_contiguous
     n_threads = lib.thread_count() if threads is None else threads
-    found = _library().qk_cpu_first_beyond(values.ctypes.data, values.size, largest, n_threads)
+    library = _library()
+    found = library.qk_cpu_first_beyond(values.ctypes.data, values.size, largest, n_threads)
+    if found < -1:
+        raise _mistake(library, Status.INTERNAL)
     return None if found < 0 else int(found)
 
 

@@ -61,10 +61,16 @@ def cpu() -> ctypes.CDLL | None:
 
 
 def thread_count() -> int:
-    """Threads of a call: QUANTKIT_THREADS if it is a positive number, else every processor."""
+    """Threads of a call: QUANTKIT_THREADS if it is a positive number, else every processor.
+
+    That is every one that this process may run on, where the system says so.
+    """
     wanted = os.environ.get(THREADS, "")
-    available = os.cpu_count() or 1
-    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else available
+    if wanted.isdecimal() and int(wanted) > 0:
+        return int(wanted)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _try(path: Path) -> Loaded:

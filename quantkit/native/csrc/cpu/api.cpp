@@ -256,5 +256,10 @@ int32_t qk_cpu_encode(int32_t ggml_type, const float* src, const float* importan
 }
 
 int64_t qk_cpu_first_beyond(const float* src, int64_t n, float largest, int32_t n_threads) {
-    return qk::first_beyond(src, n, largest, n_threads);
+    int64_t found = -1;
+    const int32_t status = qk::guarded([&] {
+        found = qk::first_beyond(src, n, largest, n_threads);
+        return int32_t(QK_OK);
+    });
+    return status == QK_OK ? found : -2;
 }

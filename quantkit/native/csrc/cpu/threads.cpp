@@ -5,8 +5,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
-#include <vector>
 
 namespace qk {
 namespace {
@@ -26,7 +26,7 @@ public:
     bool try_run(int64_t n_tasks, int n_threads, const std::function<void(int64_t)>& task) {
         std::unique_lock<std::mutex> turn(callers_, std::try_to_lock);
         if (!turn.owns_lock()) return false;
-        while (int(workers_.size()) < n_threads - 1) add_worker();
+        n_threads = 1 + have_workers(n_threads - 1);
         {
             std::lock_guard<std::mutex> hold(state_);
             job_.task = &task;
@@ -44,10 +44,21 @@ public:
     }
 
 private:
+    // How many of the wanted workers there are; the system may refuse to start more.
+    int have_workers(int wanted) {
+        try {
+            while (n_workers_ < wanted) add_worker();
+        } catch (const std::system_error&) {
+            return n_workers_;
+        }
+        return wanted;
+    }
+
     void add_worker() {
-        const int index = int(workers_.size());
-        workers_.emplace_back([this, index, seen = generation_]() mutable { serve(index, seen); });
-        workers_.back().detach();
+        const int index = n_workers_;
+        std::thread worker([this, index, seen = generation_] { serve(index, seen); });
+        worker.detach();
+        ++n_workers_;
     }
 
     // Workers live as long as the process; the pool is never destroyed.
@@ -68,7 +79,7 @@ private:
     std::mutex state_;
     std::condition_variable start_;
     std::condition_variable done_;
-    std::vector<std::thread> workers_;
+    int n_workers_ = 0;
     Job job_;
     int wanted_ = 0;
     int running_ = 0;

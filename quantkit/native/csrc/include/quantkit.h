@@ -57,7 +57,8 @@ QK_API int32_t qk_cpu_decode(int32_t ggml_type, const void* src, void* dst, int3
 QK_API int32_t qk_cpu_encode(int32_t ggml_type, const float* src, const float* importance,
                              void* dst, int64_t n_rows, int64_t row_length, int32_t n_threads);
 
-/* The index of the first value that is NaN or exceeds `largest` in magnitude, -1 without one. */
+/* The index of the first value that is NaN or exceeds `largest` in magnitude, -1 without one,
+ * -2 when memory or threads are missing. */
 QK_API int64_t qk_cpu_first_beyond(const float* src, int64_t n, float largest, int32_t n_threads);
 
 #ifdef __cplusplus

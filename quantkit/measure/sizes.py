@@ -3,22 +3,19 @@
 An expert weight costs what stands in the file because of it: its own bytes, and for a type with
 scales in tensors of their own (NVFP4) theirs and the records of those tensors in the header. Only
 companions come and go with a choice, so the records of all other tensors are in `header_bytes`.
-A companion's record counts with the padding to the alignment that keeps sizes additive;
-`companion_slack_bytes` is how much of that a header has to fill.
+A companion's record counts with the padding that keeps sizes additive (`models.companions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from quantkit.artifacts.sensitivity import DOWN, GATE_UP, SourceLayer, TensorSize, UnitError
 from quantkit.containers.base import TensorEntry, spec_of
 from quantkit.containers.gguf import GGUFFile, gguf_header_bytes
-from quantkit.models.roles import EXPERT_ROLES, EXPERTS, companion_names
+from quantkit.models.companions import ALIGNMENT, companion_names, padded_record_bytes
+from quantkit.models.roles import EXPERT_ROLES, EXPERTS
 
-ALIGNMENT = 32
-"""What the writer pads every tensor to."""
 UNIT_ROLES = {GATE_UP: ("experts_gate", "experts_up"), DOWN: ("experts_down",)}
 PROVENANCE_STEP_BYTES = 4096
 PROVENANCE_BYTES = 1024
@@ -38,27 +35,16 @@ def tensor_size(entry: TensorEntry) -> TensorSize:
     return TensorSize(entry.name, entry.qtype.name, row, _padded(entry.nbytes))
 
 
-def _record_bytes(entry: TensorEntry) -> int:
-    """What a tensor takes in the header: name, axes, type and offset (specification of GGUF)."""
-    return 8 + len(entry.name.encode()) + 4 + 8 * len(entry.shape) + 4 + 8
-
-
 def companions(file: GGUFFile, weight: str) -> list[TensorEntry]:
     """The scales that stand beside an expert weight."""
     return [file.tensors[name] for name in companion_names(weight) if name in file.tensors]
 
 
-def companion_slack_bytes(entries: Iterable[TensorEntry]) -> int:
-    """By how much the records of these companions are counted too high."""
-    return sum(_padded(_record_bytes(entry)) - _record_bytes(entry) for entry in entries)
-
-
 def _weight_size(file: GGUFFile, name: str) -> TensorSize:
     """An expert weight with its companions."""
     size = tensor_size(file.tensors[name])
-    more = sum(
-        _padded(entry.nbytes) + _padded(_record_bytes(entry)) for entry in companions(file, name)
-    )
+    beside = companions(file, name)
+    more = sum(_padded(entry.nbytes) + padded_record_bytes(entry.name) for entry in beside)
     return replace(size, bytes=size.bytes + more)
 
 

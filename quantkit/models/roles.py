@@ -191,16 +191,4 @@ NGRAM_TABLE = Role(
 )
 """In a checkpoint also as `ngram_embedding.shard_<n>.weight`, rows concatenated in order."""
 
-SCALE_SUFFIX = ".scale"
-"""llama.cpp: what a product with the weight of that name is multiplied by (NVFP4)."""
-INPUT_SCALE_SUFFIX = ".input_scale"
-"""llama.cpp: for kernels that quantize the input too; says nothing about the weight."""
-
-
-def companion_names(weight: str) -> tuple[str, str]:
-    """Names in a GGUF of the scale and the input scale that may stand beside `weight`."""
-    stem = weight.removesuffix(".weight")
-    return stem + SCALE_SUFFIX, stem + INPUT_SCALE_SUFFIX
-
-
 EXPERT_ROLES = ("experts_gate", "experts_up", "experts_down")

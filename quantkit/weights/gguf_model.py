@@ -10,9 +10,10 @@ from quantkit.containers.base import TensorEntry
 from quantkit.containers.gguf import GGUFFile, open_gguf
 from quantkit.errors import ModelError
 from quantkit.models.arch import layer_roles, model_roles
+from quantkit.models.companions import companion_names
 from quantkit.models.config import ModelConfig
 from quantkit.models.gguf_config import config_from_gguf
-from quantkit.models.roles import EXPERT_ROLES, Role, companion_names
+from quantkit.models.roles import EXPERT_ROLES, Role
 from quantkit.models.transforms import from_gguf_layout
 from quantkit.weights.fit import check_shapes, refuse_unread
 from quantkit.weights.handle import Piece, TensorHandle

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -19,8 +19,9 @@ from quantkit.containers.base import TensorEntry
 from quantkit.containers.gguf import open_gguf
 from quantkit.containers.hashing import file_bytes
 from quantkit.containers.safetensors import open_safetensors
-from quantkit.errors import ModelError
+from quantkit.errors import ContainerError, ModelError
 from quantkit.models.config import ModelConfig
+from quantkit.models.fields import Fields, is_text
 from quantkit.models.roles import EXPERT_ROLES
 from quantkit.quantize.encode import FILE_TYPE_KEY, FILE_TYPES
 from quantkit.report.inspection import FileType, Geometry, GroupRow, Inspection, LayerTypes, TypeRow
@@ -100,6 +101,7 @@ def inspect_model(path: Path) -> Inspection:
     header = sum(_header_bytes(file, opened.tensors) for file in opened.files)
     parameters = sum(tally.parameters for tally in by_type.values())
     table = groups.get(TABLE_GROUP, _Tally())
+    provenance, provenance_note = _provenance(opened.metadata)
     return Inspection(
         path=str(path),
         container=opened.container,
@@ -108,7 +110,7 @@ def inspect_model(path: Path) -> Inspection:
         header_bytes=header,
         padding_bytes=total - header - weights,
         architecture=_architecture(path, opened, model),
-        name=opened.metadata.get("general.name"),
+        name=_text(opened.metadata.get("general.name")),
         parameters=parameters,
         bpw=_bpw(weights, parameters),
         parameters_without_table=parameters - table.parameters,
@@ -119,8 +121,9 @@ def inspect_model(path: Path) -> Inspection:
         layers=() if model is None else tuple(_layers(model)),
         file_type=_file_type(opened),
         geometry=None if model is None else _geometry(model),
-        provenance=_provenance(opened.metadata),
+        provenance=provenance,
         note=note,
+        provenance_note=provenance_note,
     )
 
 
@@ -153,6 +156,13 @@ def _open(path: Path) -> _Opened:
     if path.suffix == SAFETENSORS or holds_safetensors:
         model = open_safetensors(path)
         files = tuple(sorted({entry.path for entry in model.tensors.values()}))
+        if not files:
+            raise ContainerError(
+                "a checkpoint without tensors",
+                file=model.path,
+                rule="at least one tensor",
+                hint="the file is damaged or its download incomplete; fetch it again",
+            )
         return _Opened(CHECKPOINT, files, model.tensors, {})
     file = open_gguf(path)
     return _Opened(f"GGUF version {file.version}", file.shards, file.tensors, file.metadata)
@@ -177,6 +187,9 @@ def _groups(model: ModelWeights, tensors: Mapping[str, TensorEntry]) -> dict[str
         for piece in handle.pieces:
             tally.add(piece.entry, prod(piece.shape), piece.nbytes)
             covered[piece.entry.name] += piece.nbytes
+        for entry in handle.companions:
+            tally.add(entry, entry.n_elements, entry.nbytes)
+            covered[entry.name] += entry.nbytes
     for entry in tensors.values():
         if not covered[entry.name]:
             group = MTP if _is_mtp(entry.name, model.config) else OTHER
@@ -243,7 +256,7 @@ def _label(groups: Mapping[str, _Tally], by_type: Mapping[str, _Tally]) -> str:
 
 def _file_type(opened: _Opened) -> FileType | None:
     number = opened.metadata.get(FILE_TYPE_KEY)
-    if number is None:
+    if type(number) is not int:
         return None
     actual = _main_type(list(opened.tensors.values()))
     stated = next((name for name, known in FILE_TYPES.items() if known == number), None)
@@ -264,20 +277,66 @@ def _architecture(path: Path, opened: _Opened, model: ModelWeights | None) -> st
     if model is not None:
         return model.config.arch
     if (path / "config.json").is_file():
-        found = read_json(path / "config.json").get("model_type")
-        return None if found is None else str(found)
-    return opened.metadata.get("general.architecture")
+        return _text(read_json(path / "config.json").get("model_type"))
+    return _text(opened.metadata.get("general.architecture"))
 
 
-def _provenance(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    found = {
-        key.removeprefix(PROVENANCE_PREFIX): metadata[key]
-        for key in metadata
-        if key.startswith(PROVENANCE_PREFIX) and key != PROVENANCE_PADDING
-    }
-    if "selection" in found:
-        found["selection"] = json.loads(found["selection"])
-    return found
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _provenance(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """What this tool wrote into the file, and what of it cannot be read: the model is no worse."""
+    keys = Fields(metadata, source="the metadata", noun="key", prefix=PROVENANCE_PREFIX)
+    found: dict[str, Any] = {}
+    notes: list[str] = []
+    for key in metadata:
+        name = key.removeprefix(PROVENANCE_PREFIX)
+        if name == key or key == PROVENANCE_PADDING:
+            continue
+        try:
+            found[name] = PROVENANCE_READERS.get(name, _provenance_value)(keys, name)
+        except ModelError as error:
+            notes.append(f"{error.what} ({error.value}; {error.rule})")
+    columns = [found[name] for name in SOURCE_COLUMNS if name in found]
+    if len({len(column) for column in columns}) > 1:
+        notes.append("the lists of source files have different lengths")
+    return found, "; ".join(notes) or None
+
+
+def _provenance_value(keys: Fields, name: str) -> Any:
+    """A text, a number or a list of texts: what every version of this tool writes."""
+    value = keys.value(name)
+    if isinstance(value, list):
+        return list(keys.texts(name))
+    return keys.text(name) if isinstance(value, str) else keys.integer(name, low=0)
+
+
+def _selection(keys: Fields, name: str) -> dict[str, dict[str, str]]:
+    text = keys.text(name)
+    try:
+        layers = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise keys.invalid(name, text, f"JSON ({error})") from error
+    usable = isinstance(layers, dict) and all(
+        layer.isdecimal()
+        and len(layer) <= LAYER_DIGITS
+        and isinstance(units, dict)
+        and all(map(is_text, units.values()))
+        for layer, units in layers.items()
+    )
+    if not usable:
+        raise keys.invalid(name, text, "JSON: layer number -> unit -> source")
+    return dict(layers)
+
+
+LAYER_DIGITS = 9
+SOURCE_COLUMNS = ("source.names", "source.files", "source.sha256")
+PROVENANCE_READERS: dict[str, Callable[[Fields, str], Any]] = {
+    "selection": _selection,
+    "tool_version": lambda keys, name: keys.text(name),
+    **{column: lambda keys, name: list(keys.texts(name)) for column in SOURCE_COLUMNS},
+}
 
 
 __all__ = ["Inspection", "inspect_model"]

@@ -72,7 +72,8 @@ class Inspection:
     """One model. Bytes: `header_bytes` + `padding_bytes` + those of all `types` = `bytes`.
 
     `groups`, `layers` and `geometry` need a complete model of a known architecture; `note` says
-    why they are missing. `parameters` leaves out integer constants.
+    why they are missing. `parameters` leaves out integer constants. `provenance` holds what this
+    tool wrote into the file; `provenance_note` says what of it cannot be read.
     """
 
     path: str
@@ -95,6 +96,7 @@ class Inspection:
     geometry: Geometry | None
     provenance: dict[str, Any]
     note: str | None
+    provenance_note: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -110,6 +112,8 @@ class Inspection:
             parts.append(_layers(self.layers))
         if self.provenance:
             parts.append(_provenance(self.provenance))
+        if self.provenance_note is not None:
+            parts.append(f"provenance: {self.provenance_note}")
         return "\n\n".join(parts)
 
 
@@ -204,7 +208,7 @@ def _groups(found: Inspection) -> str:
 
 
 def _share(n_bytes: int, found: Inspection) -> str:
-    return percent(n_bytes / found.bytes)
+    return percent(n_bytes / found.bytes if found.bytes else 0)
 
 
 def _shares(types: Mapping[str, int]) -> str:

@@ -11,7 +11,9 @@ import pytest
 
 from quantkit.artifacts.selection import Selection
 from quantkit.artifacts.store import load
+from quantkit.containers.base import spec_of
 from quantkit.containers.gguf import TensorSpec, ValueType, open_gguf, pack_kv, write_gguf
+from quantkit.containers.gguf.values import key_of
 from quantkit.containers.safetensors import open_safetensors
 from quantkit.errors import ContainerError
 from quantkit.pipeline.recipe import EMBEDDED_FOLDER
@@ -237,3 +239,102 @@ def test_nothing_is_decoded(shared: ShortRun, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("quantkit.codecs.decode", refuse)
     monkeypatch.setattr("quantkit.weights.handle.codecs.decode", refuse)
     assert inspect_model(_path(shared, "near")).groups
+
+
+def _with_keys(source: Path, out: Path, *pairs: bytes) -> Path:
+    """A copy with these pairs in place of those of the same names."""
+    file = open_gguf(source)
+    names = [key_of(pair) for pair in pairs]
+    kept = [file.metadata.raw(key) for key in file.metadata if key not in names]
+    write_gguf(out, [*kept, *pairs], [spec_of(entry) for entry in file.tensors.values()])
+    return out
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "value", "item"),
+    [
+        ("selection", ValueType.STRING, "abc", None),
+        ("selection", ValueType.STRING, "[" * 100_000, None),
+        ("selection", ValueType.STRING, '{"a": {}}', None),
+        ("selection", ValueType.STRING, '{"0": "q4"}', None),
+        ("selection", ValueType.STRING, '{"0": {"down": 3}}', None),
+        ("selection", ValueType.STRING, '{"' + "9" * 5000 + '": {}}', None),
+        ("selection", ValueType.UINT32, 0, None),
+        ("selection", ValueType.ARRAY, [1, 2], ValueType.INT32),
+        ("source.names", ValueType.UINT32, 0, None),
+        ("source.names", ValueType.FLOAT32, float("nan"), None),
+        ("source.names", ValueType.ARRAY, ["one"], ValueType.STRING),
+        ("source.files", ValueType.ARRAY, [1.5], ValueType.FLOAT32),
+        ("tool_version", ValueType.ARRAY, [True], ValueType.BOOL),
+        ("other", ValueType.FLOAT64, float("nan"), None),
+    ],
+)
+def test_bad_provenance_is_a_note(
+    key: str,
+    kind: ValueType,
+    value: object,
+    item: ValueType | None,
+    shared: ShortRun,
+    tmp_path: Path,
+) -> None:
+    pair = pack_kv(f"quantkit.{key}", kind, value, item)
+    found = inspect_model(_with_keys(_path(shared, "far"), tmp_path / "x.gguf", pair))
+    assert found.note is None
+    assert found.geometry is not None
+    assert found.provenance_note
+    assert found.provenance_note in found.render()
+    assert inspect_model(_path(shared, "far")).provenance_note is None
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "value", "item"),
+    [
+        ("general.name", ValueType.ARRAY, [1], ValueType.INT32),
+        ("general.name", ValueType.FLOAT32, float("nan"), None),
+        ("general.file_type", ValueType.STRING, "x", None),
+        ("general.file_type", ValueType.FLOAT32, float("nan"), None),
+        ("general.architecture", ValueType.ARRAY, ["qwen4exp"], ValueType.STRING),
+        ("qwen4exp.context_length", ValueType.STRING, "abc", None),
+        ("qwen4exp.expert_used_count", ValueType.ARRAY, [1], ValueType.INT32),
+        ("qwen4exp.hyper_connection.count", ValueType.UINT32, 0, None),
+    ],
+)
+def test_keys_of_another_type(
+    key: str,
+    kind: ValueType,
+    value: object,
+    item: ValueType | None,
+    shared: ShortRun,
+    tmp_path: Path,
+) -> None:
+    pair = pack_kv(key, kind, value, item)
+    found = inspect_model(_with_keys(_path(shared, "q2_0"), tmp_path / "x.gguf", pair))
+    _add_up(found)
+    assert found.render()
+    json.dumps(found.to_json(), allow_nan=False)
+    if not key.startswith("general.") or key == "general.architecture":
+        assert key in str(found.note)
+
+
+def test_scales_belong_to_their_weights(shared: ShortRun, tmp_path: Path) -> None:
+    file = open_gguf(_path(shared, "q2_0"))
+    specs = [spec_of(entry) for entry in file.tensors.values()]
+    data = np.ones(24, np.float32).tobytes()
+    name = "blk.0.ffn_down_exps.scale"
+    specs.append(TensorSpec(name, (24,), by_name("F32"), lambda: [data]))
+    write_gguf(tmp_path / "x.gguf", file.metadata.carried(), specs)
+    found, plain = inspect_model(tmp_path / "x.gguf"), inspect_model(_path(shared, "q2_0"))
+    _add_up(found)
+    down, before = (
+        next(row for row in i.groups if row.group == "experts, down") for i in (found, plain)
+    )
+    assert down.types == before.types | {"F32": 96}
+    assert down.tensors == before.tensors + 1
+
+
+def test_an_index_that_names_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(ContainerError, match="without tensors"):
+        inspect_model(tmp_path)

@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 NATIVE_SOURCES := $(shell find quantkit/native/csrc -type f)
 
-.PHONY: demo test test-gpu lint bench bench-codecs clean
+.PHONY: demo test test-gpu lint bench bench-codecs native-cuda bench-codecs-gpu clean
 
 demo: $(STAMP)
 	$(BIN)/quantkit run recipes/tiny-hybrid.yaml
@@ -27,6 +27,18 @@ bench: $(STAMP)
 # Errors and speeds of the codecs, beside ggml's where QUANTKIT_GGML_LIBRARY names libggml-base.
 bench-codecs: $(STAMP)
 	$(BIN)/python -m tests.bench.codec_tables
+
+# libquantkit_cuda into the package; needs nvcc, cmake and ninja, and no GPU. For one GPU only, and
+# several times faster: make native-cuda CUDA_ARCHITECTURES=native (or 90-real, ...).
+CUDA_BUILD ?= build/cuda
+native-cuda:
+	cmake -S quantkit/native/csrc -B $(CUDA_BUILD) -G Ninja -DQUANTKIT_CUDA=ON \
+	  $(if $(CUDA_ARCHITECTURES),-DCMAKE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)")
+	cmake --build $(CUDA_BUILD) --target quantkit_cuda
+
+# On a machine with a GPU: equality with the CPU and speeds; see its --help.
+bench-codecs-gpu: $(STAMP)
+	$(BIN)/python -m tests.bench.codecs_gpu
 
 # Installing builds the native library, so that a change of its sources installs again.
 $(STAMP): pyproject.toml constraints.txt $(NATIVE_SOURCES)

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../formats/numbers.h"
+
 namespace qk {
 namespace QK_VARIANT {
 namespace kq {

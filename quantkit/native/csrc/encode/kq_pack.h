@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "../formats/numbers.h"
+
 namespace qk {
 namespace QK_VARIANT {
 namespace kq {

@@ -155,7 +155,8 @@ struct Best {
     }
 };
 
-// Step 1, types with a min: the first guesses cut a little off both ends of the range.
+// Step 1, types with a min: the first guesses cut a little off both ends of the range, or leave a
+// code unused there.
 template <class P, class F>
 QK_HD inline void guess_affine(const Block<P>& block, int lane, Best<P, F>& best) {
     const F low = load<F>(block.low + lane);
@@ -163,7 +164,8 @@ QK_HD inline void guess_affine(const Block<P>& block, int lane, Best<P, F>& best
     const F per_range = inverse<F>(range);
     for (int i = 0; i < P::kCuts; ++i) {
         for (int j = 0; j < P::kCuts; ++j) {
-            const float cut = i * P::kCut / P::kHi, keep = 1.0f - (i + j) * P::kCut / P::kHi;
+            const float cut = (P::kFirstCut + i * P::kCut) / P::kHi;
+            const float keep = 1.0f - (2.0f * P::kFirstCut + (i + j) * P::kCut) / P::kHi;
             const Moments<F> m =
                 moments<P, F>(block, lane, low + range * cut, per_range * (P::kHi / keep));
             best.offer(fit_line<P, F>(block, lane, m), m);
@@ -248,7 +250,7 @@ QK_HD inline float extreme_of(const float* values) {
 // Sum of curve * (target - unit * nearest multiple)^2.
 template <class P>
 QK_HD inline float multiple_error(const float* target, const float* curve, float unit, float lo,
-                            float hi) {
+                                  float hi) {
     using F = typename P::F;
     const F per_unit = splat<F>(unit == 0.0f ? 0.0f : 1.0f / unit);
     alignas(64) float errors[P::kSubBlocks];

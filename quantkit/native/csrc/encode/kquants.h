@@ -154,7 +154,7 @@ struct Q3K : Params<16, -4, 3, -32, 31, 0> {
 
 struct Q4K : Params<32, 0, 15, 0, 63, 63> {
     static constexpr int kBytes = 144, kCuts = 6, kLloyd = 2;
-    static constexpr float kCut = 0.35f, kFirstCut = 0.0f;
+    static constexpr float kCut = 0.5f, kFirstCut = -1.0f;
     static constexpr int kUnits = 16, kShifts = 1;
     static constexpr float kShift = 0.01f;
     static constexpr int kReach = 4, kMinReach = 2, kTurns = 3;
@@ -162,8 +162,8 @@ struct Q4K : Params<32, 0, 15, 0, 63, 63> {
 };
 
 struct Q5K : Params<32, 0, 31, 0, 63, 63> {
-    static constexpr int kBytes = 176, kCuts = 4, kLloyd = 2;
-    static constexpr float kCut = 0.35f, kFirstCut = 0.0f;
+    static constexpr int kBytes = 176, kCuts = 5, kLloyd = 2;
+    static constexpr float kCut = 0.5f, kFirstCut = -1.0f;
     static constexpr int kUnits = 16, kShifts = 0;
     static constexpr float kShift = 0.0f;
     static constexpr int kReach = 8, kMinReach = 2, kTurns = 3;

@@ -18,7 +18,7 @@ QK_HD inline void put_nibbles(const uint8_t* __restrict codes, uint8_t* __restri
 struct Guessed {
     using Levels = Iq4Levels;
     static constexpr int kTurns = 1;
-    static constexpr Guesses<40> kGuesses{92.0f, 1.045f, 1.004f};
+    static constexpr Guesses<40> kGuesses{127.0f, 92.0f, 1.045f, 1.004f};
 };
 
 struct NL : Fitted<Guessed> {
@@ -85,7 +85,7 @@ struct XsSearch {
         over_groups(top, higher<F>);
         for (int k = 0; k < kTiles; ++k) {
             scale_weights(tiles[k], top.of[k]);
-            fits[k] = search_fit<Guessed>(tiles[k], extremes(tiles[k]));
+            fits[k] = search_fit<Guessed>(tiles[k], clip_weightless(tiles[k]));
         }
     }
 
@@ -94,7 +94,7 @@ struct XsSearch {
     }
 
     QK_HD static F nearest_multiple(F scale, F d) {
-        return kq::nearest<F>(clip(scale * inverse<F>(d)));
+        return rounded<F>(clip(scale * inverse<F>(d)));
     }
 
     QK_HD static void take_better(Choice& best, const Choice& other) {
@@ -123,8 +123,9 @@ struct XsSearch {
             const float multiple = guess % 2 ? kLo + float(guess / 2) : kHi - float(guess / 2);
             Choice next;
             for (int k = 0; k < kTiles; ++k) {
+                const F half = round_to_half<F, I>(extreme.of[k] * (1.0f / multiple));
                 const F d =
-                    stored_scale<F, I>(extreme.of[k] * (1.0f / multiple), extreme.of[k]);
+                    half == splat<F>(0.0f) ? least_scale<F, I>(extreme.of[k]) : half;
                 next.d.of[k] = d;
                 next.multiple.of[k] = nearest_multiple(fits[k].scale, d);
                 const F miss = fits[k].scale - d * next.multiple.of[k];

@@ -10,7 +10,7 @@ namespace lowbit {
 struct Q2_0 : Fitted<Q2_0> {
     using Levels = Integers<-1, 2, 1>;
     static constexpr int kElements = 64, kBytes = 18, kTurns = 1;
-    static constexpr Guesses<10> kGuesses{1.9f, 1.25f, 1.05f};
+    static constexpr Guesses<10> kGuesses{2.0f, 2.4f, 1.25f, 1.05f};
     // Four consecutive elements to a byte, the first lowest.
     QK_HD static void pack(const uint8_t* __restrict codes, uint8_t* __restrict out) {
         QK_UNROLL

@@ -62,7 +62,7 @@ struct Mxfp4Step {
         T tile;
         load_tile(x + first * 32, w + first * 32, n_blocks, tile);
         scale_weights(tile, largest_weight(tile));
-        const F top = magnitude<F, I>(extremes(tile));
+        const F top = magnitude<F, I>(clip_weightless(tile));
         const F unit = inverse_power<F, I>(top);
         scale_magnitudes(tile, unit);
         // In units of 2^exponent the largest element is in [1, 2): half of the nominal scale is
@@ -119,7 +119,7 @@ struct Nvfp4Step {
         load_tile(x + first * 16, w + first * 16, n_groups, tile);
         scale_weights(tile, largest_weight(tile));
         scale_magnitudes(tile, splat<F>(1.0f));
-        const I base = code_below<F, I>(extremes(tile));
+        const I base = code_below<F, I>(clip_weightless(tile));
         Best<F> best = {{}, {}, splat<F>(INFINITY)};
         for (int step = -14; step <= 9; ++step) {
             I code = base + step;

@@ -21,7 +21,7 @@ struct Integers {
     }
     template <class F, class I>
     QK_HD static F nearest(F t) {
-        return kq::nearest<F>(clip<F>(t));
+        return rounded<F>(clip<F>(t));
     }
     template <class F, class I>
     QK_HD static I codes(F t) {
@@ -133,13 +133,16 @@ struct E2m1Levels {
     }
 };
 
-// First guesses of both signs, their magnitudes in ratios that grow from guess to guess: dense
-// where blocks are rarely clipped, and reaching far where an outlier matters little.
+// First guesses of both signs: the end of the range as plain rounding would have it, then
+// magnitudes in ratios that grow from guess to guess: dense where blocks are rarely clipped, and
+// reaching far where an outlier matters little.
 template <int kCount>
 struct Guesses {
     float levels[kCount];
-    constexpr Guesses(float first, float ratio, float growth) : levels() {
-        for (int i = 0; i < kCount; i += 2) {
+    constexpr Guesses(float end, float first, float ratio, float growth) : levels() {
+        levels[0] = end;
+        levels[1] = -end;
+        for (int i = 2; i < kCount; i += 2) {
             levels[i] = first;
             levels[i + 1] = -first;
             first *= ratio;
@@ -232,14 +235,26 @@ QK_HD inline typename T::F error_at(const T& tile, typename T::F scale) {
     return error;
 }
 
-// As stored: rounded to binary16, where a block that can be told from zero keeps some scale.
+// The smallest scale of binary16, with the sign of the extreme.
 template <class F, class I>
-QK_HD inline F stored_scale(F scale, F extreme) {
-    const F half = round_to_half<F, I>(scale);
-    const F least = (F)(((I)extreme & (int32_t)0x80000000) | (I)splat<F>(0x1p-24f));
-    const auto lost = half == splat<F>(0.0f);
-    const auto visible = magnitude<F, I>(extreme) > splat<F>(0x1p-25f);
-    return (lost & visible) ? least : half;
+QK_HD inline F least_scale(F extreme) {
+    return (F)(((I)extreme & (int32_t)0x80000000) | (I)splat<F>(0x1p-24f));
+}
+
+// Where rounding to binary16 moved a scale much: this scale, the smallest, or zeros.
+template <class Levels, class T>
+QK_HD inline typename T::F settle_subnormal(const T& tile, typename T::F scale,
+                                            typename T::F extreme) {
+    using F = typename T::F;
+    F best = {}, best_error = error_at<Levels>(tile, best);
+    const F others[] = {scale, least_scale<F, typename T::I>(extreme)};
+    for (const F other : others) {
+        const F error = error_at<Levels>(tile, other);
+        const auto take = error < best_error;
+        best = take ? other : best;
+        best_error = take ? error : best_error;
+    }
+    return best;
 }
 
 // A type whose scale is found by search_fit.
@@ -247,8 +262,12 @@ template <class Type>
 struct Fitted {
     template <class T>
     QK_HD static typename T::F scale(const T& tile, typename T::F extreme) {
-        const auto fit = search_fit<Type>(tile, extreme);
-        return stored_scale<typename T::F, typename T::I>(fit.scale, extreme);
+        using F = typename T::F;
+        using I = typename T::I;
+        const F scale = round_to_half<F, I>(search_fit<Type>(tile, extreme).scale);
+        const auto coarse = magnitude<F, I>(scale) < splat<F>(0x1p-14f);
+        if (!any((I)coarse)) return scale;
+        return coarse ? settle_subnormal<typename Type::Levels>(tile, scale, extreme) : scale;
     }
 };
 
@@ -286,7 +305,7 @@ struct ScaledStep {
         T tile;
         load_tile(x + first * Type::kElements, w + first * Type::kElements, n_blocks, tile);
         scale_weights(tile, largest_weight(tile));
-        const F extreme = extremes(tile);
+        const F extreme = clip_weightless(tile);
         const F scale = Type::scale(tile, extreme);
         alignas(64) uint8_t codes[kLanes * Type::kElements];
         write_codes<typename Type::Levels>(tile, scale, codes);

@@ -29,14 +29,14 @@ QK_HD inline void put_five_bits(const uint8_t* __restrict codes, uint8_t* __rest
 struct Q4_0 : Fitted<Q4_0> {
     using Levels = Integers<-8, 7, 8>;
     static constexpr int kElements = 32, kBytes = 18, kTurns = 1;
-    static constexpr Guesses<40> kGuesses{6.5f, 1.035f, 1.004f};
+    static constexpr Guesses<40> kGuesses{8.0f, 6.5f, 1.035f, 1.004f};
     QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
 };
 
 struct Q5_0 : Fitted<Q5_0> {
     using Levels = Integers<-16, 15, 16>;
     static constexpr int kElements = 32, kBytes = 22, kTurns = 1;
-    static constexpr Guesses<48> kGuesses{13.0f, 1.02f, 1.003f};
+    static constexpr Guesses<48> kGuesses{16.0f, 13.0f, 1.02f, 1.003f};
     QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_five_bits(codes, out); }
 };
 
@@ -47,7 +47,7 @@ struct Q8_0 {
     static constexpr int kElements = 32, kBytes = 34;
     // Every whole level that one of these scales may give the extreme is among them, so that what
     // was decoded encodes to itself.
-    static constexpr int kGuesses = 21, kCount = 3;
+    static constexpr int kGuesses = 25, kCount = 5;
     static constexpr float kTop = 127.0f, kStep = 0.5f;
     QK_HD static void pack(const uint8_t* codes, uint8_t* out) { std::memcpy(out, codes, 32); }
 
@@ -71,7 +71,7 @@ struct Q8_0 {
                 const F x = tile.values(i), w = tile.weights(i);
                 QK_UNROLL
                 for (int k = 0; k < kCount; ++k) {
-                    const F t = x * per_scale[k], miss = t - kq::nearest<F>(t);
+                    const F t = x * per_scale[k], miss = t - rounded<F>(t);
                     error[k] += w * miss * miss;
                 }
             }
@@ -107,14 +107,15 @@ struct Centred {
             sum_wx += tile.weights(i) * tile.values(i);
         }
         mean = sum_wx / sum_w;
-        low = high = tile.values(0) - mean;
-        sum_wx = F{};
+        low = high = sum_wx = F{};
         QK_UNROLL
         for (int i = 0; i < T::kElements; ++i) {
             const F x = tile.values(i) - mean;
             store<F>(tile.x + i * T::kLanes, x);
-            low = lower<F>(low, x);
-            high = higher<F>(high, x);
+            // Elements of the least weight do not widen the range.
+            const auto counts = tile.weights(i) > splat<F>(kLeastWeight);
+            low = lower<F>(low, counts ? x : splat<F>(0.0f));
+            high = higher<F>(high, counts ? x : splat<F>(0.0f));
             sum_wx += tile.weights(i) * x;
         }
     }

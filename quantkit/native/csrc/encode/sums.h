@@ -35,6 +35,19 @@ struct Tile {
     QK_HD F weights(int i) const { return load<F>(w + i * kLanes); }
 };
 
+// Nearest integer, ties to even, of |v| < 2^22; one instruction where there is one.
+template <class F>
+QK_HD inline F rounded(F v) {
+#if defined(__AVX512F__) && !defined(QK_ONE_LANE)
+    if constexpr (sizeof(F) == 64) return (F)_mm512_mask_roundscale_ps((__m512)v, 0xFFFF, (__m512)v, 8);
+#endif
+#if defined(__AVX2__) && !defined(QK_ONE_LANE)
+    if constexpr (sizeof(F) == 32) return (F)_mm256_round_ps((__m256)v, 8);
+    if constexpr (sizeof(F) == 16) return (F)_mm_round_ps((__m128)v, 8);
+#endif
+    return kq::nearest<F>(v);
+}
+
 template <class F, class I>
 QK_HD inline F magnitude(F v) {
     return (F)((I)v & 0x7FFFFFFF);
@@ -152,17 +165,35 @@ QK_HD inline void scale_weights(T& tile, typename T::F largest) {
     }
 }
 
-// The element of largest magnitude of each block, with its sign; the first of equals.
+template <class I>
+QK_HD inline bool any(I mask) {
+    int32_t seen = 0;
+    QK_UNROLL
+    for (int lane = 0; lane < int(sizeof(I) / 4); ++lane) seen |= mask[lane];
+    return seen != 0;
+}
+
+// The element of largest magnitude of each block, with its sign; the first of equals. Elements of
+// the least weight do not count, and are clipped to it: they shall not set a scale.
 template <class T>
-QK_HD inline typename T::F extremes(const T& tile) {
+QK_HD inline typename T::F clip_weightless(T& tile) {
     using F = typename T::F;
     using I = typename T::I;
     F best = {}, top = {};
+    I light = {};
     QK_UNROLL
     for (int i = 0; i < T::kElements; ++i) {
-        const F x = tile.values(i), mag = magnitude<F, I>(x);
+        const auto counts = tile.weights(i) > splat<F>(kLeastWeight);
+        const F x = tile.values(i), mag = counts ? magnitude<F, I>(x) : splat<F>(0.0f);
         best = mag > top ? x : best;
         top = higher<F>(mag, top);
+        light |= (I)counts + 1;
+    }
+    if (any(light)) {
+        QK_UNROLL
+        for (int i = 0; i < T::kElements; ++i) {
+            store<F>(tile.x + i * T::kLanes, lower<F>(higher<F>(tile.values(i), -top), top));
+        }
     }
     return best;
 }

@@ -27,6 +27,12 @@ from quantkit.errors import ArtifactError
 D = TypeVar("D")
 
 SHA256_DIGITS = 64
+MAX_COUNT = 2**53 - 1
+"""What every reader of JSON takes as a whole number (RFC 8259, section 6)."""
+MAX_NUMBER = 1e100
+"""Sums and squares of such numbers stay finite."""
+MAX_HEADER = 2**26
+"""Bytes of a header that exists in memory."""
 
 
 class Check(NamedTuple):
@@ -50,15 +56,23 @@ def is_sha256(text: str) -> bool:
 
 
 def _is_file_name(text: str) -> bool:
-    return bool(text) and "/" not in text and "\\" not in text
+    return text not in ("", ".", "..") and set(text).isdisjoint("/\\\0")
+
+
+def _is_path(text: str) -> bool:
+    return bool(text) and "\0" not in text
 
 
 Sha256 = Annotated[str, Check("64 lower-case hexadecimal digits", is_sha256)]
 FileName = Annotated[str, Check("a file name without its folder", _is_file_name)]
+PathText = Annotated[str, Check("a path: not empty, no NUL", _is_path)]
 Label = Annotated[str, Check("must not be empty", bool)]
-Count = Annotated[int, Check("must be 0 or more", lambda v: v >= 0)]
-Positive = Annotated[int, Check("must be 1 or more", lambda v: v >= 1)]
-NonNegative = Annotated[float, Check("must be 0 or more", lambda v: v >= 0)]
+Count = Annotated[int, Check(f"must be 0 to {MAX_COUNT}", lambda v: 0 <= v <= MAX_COUNT)]
+Positive = Annotated[int, Check(f"must be 1 to {MAX_COUNT}", lambda v: 1 <= v <= MAX_COUNT)]
+NonNegative = Annotated[
+    float, Check(f"must be 0 to {MAX_NUMBER:g}", lambda v: 0 <= v <= MAX_NUMBER)
+]
+HeaderBytes = Annotated[int, Check(f"must be 0 to {MAX_HEADER}", lambda v: 0 <= v <= MAX_HEADER)]
 Share = Annotated[float, Check("must lie between 0 and 1", lambda v: 0 <= v <= 1)]
 Cosine = Annotated[float, Check("must lie between -1 and 1", lambda v: -1 <= v <= 1)]
 Scalar = str | int | float | bool | None
@@ -129,7 +143,7 @@ class _Reader:
         return {key: self.read(hint, item, f"{path}.{key}") for key, item in value.items()}
 
     def _scalar(self, hint: Any, value: object, path: str) -> Any:
-        if hint is float and type(value) is int:
+        if hint is float and type(value) is int and abs(value) <= MAX_COUNT:
             value = float(value)
         if type(value) is not hint:
             raise self.fail(path, value, f"must be of type {hint.__name__}")

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from quantkit.artifacts.schema import Check, Count, Label, NonNegative, Problem, duplicates
+from quantkit.artifacts.schema import (
+    Check,
+    Count,
+    HeaderBytes,
+    Label,
+    NonNegative,
+    Problem,
+    duplicates,
+)
 from quantkit.artifacts.sensitivity import LAYER, MEASURED_UNITS, PART_UNITS
 from quantkit.artifacts.store import Artifact, FileId
 
@@ -84,7 +92,7 @@ class Selection(Artifact):
     predicted_standard_error: NonNegative
     optimality_gap: NonNegative
     fixed_bytes: Count
-    overhead_bytes: Count
+    overhead_bytes: HeaderBytes
     floor: Extreme
     ceiling: Extreme
     floor_reasons: tuple[str, ...]

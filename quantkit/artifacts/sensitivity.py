@@ -25,8 +25,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from quantkit.artifacts.schema import (
+    MAX_COUNT,
     Cosine,
     Count,
+    HeaderBytes,
     Label,
     NonNegative,
     Positive,
@@ -129,7 +131,7 @@ class Sensitivity(Artifact):
     parameters: dict[str, Scalar]
     alignment: Positive
     header_bytes: Count
-    overhead_bytes: Count
+    overhead_bytes: HeaderBytes
     fixed_tensors: tuple[TensorSize, ...]
     sources: tuple[Source, ...]
 
@@ -156,6 +158,11 @@ class Sensitivity(Artifact):
                 )
         for tensor in self.fixed_tensors:
             yield from self._padding_problems("fixed_tensors", tensor)
+        largest = self.fixed_bytes + sum(
+            layer.bytes_of(LAYER) for source in self.sources for layer in source.layers
+        )
+        if largest > MAX_COUNT:
+            yield Problem("sources", largest, f"all bytes together are at most {MAX_COUNT}")
         for index, source in enumerate(self.sources):
             yield from self._source_problems(f"sources[{index}]", source)
 

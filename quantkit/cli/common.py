@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-import os
+import math
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,6 +18,7 @@ from quantkit.containers.hashing import file_bytes, sha256_file
 from quantkit.containers.inputs import input_files
 from quantkit.containers.writing import refuse_inputs
 from quantkit.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, QuantkitError, UsageError
+from quantkit.progress import log
 
 R = TypeVar("R")
 
@@ -24,6 +27,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Context = Annotated[int, typer.Option(min=16, help="Tokens of a chunk.")]
 
+SIZE = re.compile(r"([0-9]{1,15})([KMG]?)", re.IGNORECASE)
 SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -35,26 +39,57 @@ def guarded(verb: Callable[..., R]) -> Callable[..., R]:
         try:
             return verb(*args, **kwargs)
         except QuantkitError as error:
-            print(f"error: {error.render()}", file=sys.stderr)
+            log(f"error: {error.render()}")
             raise typer.Exit(error.exit_code) from None
-        except BrokenPipeError:
-            # The reader of our output went away; keep the interpreter from complaining about it.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(EXIT_BAD_INPUT) from None
         except OSError as error:
-            what = error.strerror or str(error)
-            print(f"error: {what}\n  file: {error.filename}", file=sys.stderr)
+            log(os_error_text(error))
+            raise typer.Exit(EXIT_BAD_INPUT) from None
+        except UnicodeEncodeError as error:
+            log(f"error: a name that is no UTF-8\n  value: {ascii(error.object)[:200]}")
             raise typer.Exit(EXIT_BAD_INPUT) from None
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+            log("interrupted")
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
     return wrapper
 
 
+def os_error_text(error: OSError) -> str:
+    """What the system refused, with the file and what to look at."""
+    return (
+        f"error: {error.strerror or error}\n  file: {error.filename or 'not known'}\n\n"
+        "hint: check that the file can be used, and the space and permissions around it"
+    )
+
+
+@contextmanager
+def as_usage(option: str) -> Iterator[None]:
+    """What is wrong with the text of an option is an error of usage."""
+    try:
+        yield
+    except QuantkitError as error:
+        raise UsageError(
+            f"{option}: {error.what}", value=error.value, rule=error.rule, hint=error.hint
+        ) from error
+
+
 def emit(as_json: bool, data: Mapping[str, Any], text: str) -> None:
-    """Print `data` as JSON or `text`, on stdout."""
-    print(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)
+    """Print `data` as JSON or `text`, on stdout.
+
+    The JSON is ASCII, so it is valid whatever stdout's encoding; what is not a finite number is
+    null.
+    """
+    print(json.dumps(_finite(data), indent=2, allow_nan=False) if as_json else text, flush=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
 
 
 def written(paths: Iterable[Path]) -> list[dict[str, Any]]:
@@ -96,14 +131,14 @@ def named_paths(pairs: Sequence[str], option: str) -> dict[str, Path]:
 
 def parse_size(text: str) -> int:
     """Bytes of `800M`, `5G` or a plain number (K, M, G are powers of 1000)."""
-    digits, unit = text.strip(), ""
-    if digits[-1:].upper() in SIZE_UNITS:
-        digits, unit = digits[:-1], digits[-1:].upper()
-    if not digits.isdecimal() or int(digits) == 0:
+    found = SIZE.fullmatch(text)
+    if found is None or int(found[1]) == 0:
         raise UsageError(
-            "not a size", value=text, rule="a whole number, with K, M or G for powers of 1000"
+            "not a size",
+            value=repr(text),
+            rule="a whole number, with K, M or G for powers of 1000",
         )
-    return int(digits) * SIZE_UNITS[unit]
+    return int(found[1]) * SIZE_UNITS[found[2].upper()]
 
 
 def command_line() -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quantkit.artifacts.gate import GateReport
+from quantkit.artifacts.gate import ROLES, GateReport
 from quantkit.artifacts.schema import to_json
 from quantkit.artifacts.store import save
 from quantkit.cli.common import (
@@ -15,6 +15,7 @@ from quantkit.cli.common import (
     Context,
     Device,
     DryRun,
+    as_usage,
     emit,
     emit_written,
     guarded,
@@ -65,8 +66,14 @@ def gate(
     dry_run: DryRun = False,
 ) -> None:
     """KLD, top-1 agreement and held-out loss against fixed bars: PASS, FAIL or INCONCLUSIVE."""
-    criterion = criterion_from_bars(dict(_bar(pair) for pair in bar or []))
+    with as_usage("--bar"):
+        criterion = criterion_from_bars(dict(_bar(pair) for pair in bar or []))
     texts = named_paths(text, "--text")
+    unknown = sorted(set(texts) - set(ROLES))
+    if unknown:
+        raise UsageError(
+            "--text: unknown role", value=unknown[0], rule=f"one of {', '.join(ROLES)}"
+        )
     require_outputs([out], [candidate, baseline, reference, *texts.values()])
     chosen = make_meter(meter, context, max_chunks, device, llama_perplexity)
     if dry_run:

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from quantkit.cli.common import AsJson, DryRun, emit, emit_written, guarded, require_outputs
+from quantkit.cli.common import (
+    AsJson,
+    DryRun,
+    as_usage,
+    emit,
+    emit_written,
+    guarded,
+    require_outputs,
+)
 from quantkit.quantize.encode import (
     Encoding,
     Options,
@@ -68,7 +76,8 @@ def quantize(
     sum (x - y)^2 / sum x^2, with importance also weighted by it.
     """
     require_outputs([out], [source, *([importance] if importance else [])])
-    rules = [Rule.parse(text) for text in rule]
+    with as_usage("--rule"):
+        rules = [Rule.parse(text) for text in rule]
     options = Options(not no_fallback, allow_requantize, allow_unused_rules)
     if dry_run:
         plan = make_plan(source, rules, importance=importance, options=options, name=name)

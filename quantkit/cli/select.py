@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from quantkit.artifacts.schema import to_json
+from quantkit.artifacts.schema import MAX_NUMBER, to_json
 from quantkit.artifacts.selection import UNITS_OF, Selection
 from quantkit.artifacts.sensitivity import Sensitivity
 from quantkit.artifacts.store import load_with_id, save
 from quantkit.cli.common import (
     AsJson,
     DryRun,
+    as_usage,
     command_line,
     emit,
     emit_written,
@@ -62,6 +63,10 @@ def select(
         )
     if unit not in UNITS_OF:
         raise UsageError("unknown unit", value=unit, rule=f"one of {', '.join(sorted(UNITS_OF))}")
+    with as_usage("--target-gb"):
+        target_bytes = None if target_gb is None else bytes_from_gb(target_gb)
+    if max_error is not None and not 0 <= max_error <= MAX_NUMBER:
+        raise UsageError("--max-error: not usable", value=max_error, rule=f"0 to {MAX_NUMBER:g}")
     found, identity = load_with_id(Sensitivity, sensitivity)
     place = out or Path("selections") / f"{name or sensitivity.stem}.json"
     if out is not None or place.parent.is_dir():
@@ -71,7 +76,7 @@ def select(
         identity,
         name=name or place.stem,
         unit_mode=unit,
-        target_bytes=None if target_gb is None else bytes_from_gb(target_gb),
+        target_bytes=target_bytes,
         max_error=max_error,
         command=command_line(),
     )

@@ -59,7 +59,7 @@ def splice(
             value=", ".join(files),
             rule=f"--source {base}=FILE, the first source of the selection",
         )
-    split = parse_size(split_max_size) if split_max_size else None
+    split = None if split_max_size is None else parse_size(split_max_size)
     donors = {name: open_gguf(path) for name, path in files.items() if name != base}
     plan = plan_from_selection(chosen, open_gguf(files[base]), donors)
     require_outputs(output_paths(plan, out, split_max_bytes=split), inputs)

@@ -18,6 +18,7 @@ The header comes first, so an aborted run leaves a short file: the size is check
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 
 from quantkit.errors import ContainerError, ModelError, TextError
-from quantkit.files import atomic_path
+from quantkit.files import atomic_path, open_input
 
 MAGIC = b"_logits_"
 HEADER = struct.Struct("<8siii")
@@ -158,9 +159,9 @@ class LogitsFile:
 def open_logits_file(path: Path) -> LogitsFile:
     """Map the file; ContainerError if it is not one, is damaged, or was cut off."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
-            start = stream.read(HEADER.size)
+        with open_input(path) as descriptor:
+            size = os.fstat(descriptor).st_size
+            start = os.pread(descriptor, HEADER.size, 0)
     except OSError as error:
         raise ContainerError(
             "cannot read the log-probability file", file=path, value=error.strerror

@@ -16,7 +16,7 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from quantkit.errors import ArtifactError
-from quantkit.files import atomic_path
+from quantkit.files import atomic_path, read_regular
 from quantkit.gate.kld import Losses, TokenScores, score_log_probs
 from quantkit.gate.logits_file import LogitsFile
 from quantkit.progress import Progress
@@ -83,7 +83,7 @@ def load_records(path: Path) -> TokenRecords:
     """Read what `save_records` wrote; ArtifactError on anything else."""
     hint = "measure this text again"
     try:
-        columns = load_arrays(path.read_bytes())
+        columns = load_arrays(read_regular(path))
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ArtifactError(
             "cannot read the per-token scores", file=path, value=str(error), hint=hint

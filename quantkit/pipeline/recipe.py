@@ -12,6 +12,7 @@ from quantkit.artifacts.gate import ROLES
 from quantkit.capture.texts import load_manifest, load_text
 from quantkit.containers.inputs import input_files, is_checkpoint
 from quantkit.errors import RecipeError
+from quantkit.files import read_regular
 from quantkit.gate.criterion import Criterion, criterion_from_bars
 from quantkit.pipeline.schema import HINT, Quantization, RecipeFields, parse_recipe
 
@@ -99,7 +100,7 @@ def load_recipe(path: Path) -> Recipe:
     Whether texts and donors fit the model is found out when they are opened.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(
             "cannot read the recipe",

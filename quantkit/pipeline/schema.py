@@ -19,8 +19,9 @@ import yaml
 
 from quantkit.artifacts.schema import (
     Check,
-    Label,
     NonNegative,
+    PathText,
+    Positive,
     Problem,
     Scalar,
     duplicates,
@@ -32,6 +33,7 @@ from quantkit.errors import ArtifactError, QuantkitError, RecipeError
 from quantkit.gate.criterion import criterion_from_bars
 from quantkit.measure.run import MIN_TOKENS
 from quantkit.quantize.encode import Rule
+from quantkit.select.solve import MAX_GB, MIN_GB
 
 SCHEMA = "quantkit.recipe/1"
 RESERVED_NAME = "reference"
@@ -50,20 +52,20 @@ Name = Annotated[
     Check(f"letters, digits, '.', '_' and '-', and not '{RESERVED_NAME}'", _is_name),
 ]
 Expectation = Annotated[str, Check(f"one of {EXPECTATIONS}", EXPECTATIONS.__contains__)]
-SizeGb = Annotated[float, Check("more than 0", lambda v: v > 0)]
-Tokens = Annotated[int, Check(f"at least {MIN_TOKENS}", lambda v: v >= MIN_TOKENS)]
-Context = Annotated[int, Check("at least 16", lambda v: v >= 16)]
-Chunks = Annotated[int, Check("at least 2", lambda v: v >= 2)]
+SizeGb = Annotated[float, Check(f"{MIN_GB} to {MAX_GB}", lambda v: MIN_GB <= v <= MAX_GB)]
+Tokens = Annotated[Positive, Check(f"at least {MIN_TOKENS}", lambda v: v >= MIN_TOKENS)]
+Context = Annotated[Positive, Check("at least 16", lambda v: v >= 16)]
+Chunks = Annotated[Positive, Check("at least 2", lambda v: v >= 2)]
 
 
 @dataclass(frozen=True)
 class Texts:
     """One text for each role: a UTF-8 file, or the manifest (`.yaml`) of one."""
 
-    selection: Label
-    check: Label
-    held_out: Label
-    capture: Label
+    selection: PathText
+    check: PathText
+    held_out: PathText
+    capture: PathText
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Quantization:
 
     name: Name
     rules: tuple[str, ...] = ()
-    file: str | None = None
+    file: PathText | None = None
 
     def problems(self) -> Iterator[Problem]:
         """Rules over several fields (read by the schema reader)."""
@@ -138,7 +140,7 @@ class RecipeFields:
     """A whole recipe; paths in it are relative to its file."""
 
     name: Name
-    model: Label
+    model: PathText
     texts: Texts
     quantizations: tuple[Quantization, ...]
     base: Name
@@ -147,7 +149,7 @@ class RecipeFields:
     measure: MeasureSettings = MeasureSettings()
     select: SelectSettings = SelectSettings()
     description: str = ""
-    work: Label | None = None
+    work: PathText | None = None
 
     def problems(self) -> Iterator[Problem]:
         """Rules over several fields (read by the schema reader)."""

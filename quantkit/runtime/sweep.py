@@ -6,6 +6,7 @@ memory is one layer's dense part, one expert and the activations, whatever the m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quantkit.errors import QuantkitError, TextError
+from quantkit.errors import QuantkitError, TextError, UsageError
 from quantkit.models.trunk import Observer, final_hidden, run_experts, run_mixer
 from quantkit.progress import Progress
 from quantkit.weights import ModelWeights
 
+DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,2})?")
 LOGIT_TILE_ELEMENTS = 1 << 26
 """Logits that exist at the same time (256 MiB of float32)."""
 
@@ -30,9 +32,14 @@ class LogitsSink(Protocol):
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU; QuantkitError if torch cannot use it."""
+    """`auto` is CUDA where there is one, else the CPU.
+
+    UsageError for another kind of device, QuantkitError if torch cannot use it.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not DEVICE.fullmatch(name):
+        raise UsageError("unknown device", value=name, rule="auto, cpu, cuda or cuda:N")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

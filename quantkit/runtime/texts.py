@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quantkit.artifacts.store import FileId
 from quantkit.errors import TextError
+from quantkit.files import read_regular
 from quantkit.weights.tokenizer import encode_text
 
 BATCH_SEQUENCES = 8
@@ -43,7 +44,7 @@ def read_chunks(
     Two, because llama-perplexity asks for that many, and because one chunk has no standard error.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path)
         text = raw.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TextError(

@@ -7,10 +7,12 @@ alone. It ranks candidates; what a hybrid is worth is decided by the gate.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
+from quantkit.artifacts.schema import MAX_NUMBER
 from quantkit.artifacts.selection import Choice, Extreme, Goal, Selection, SelectionSource
 from quantkit.artifacts.sensitivity import Sensitivity
 from quantkit.artifacts.store import FileId
@@ -27,6 +29,9 @@ from quantkit.select.explain import floor_reasons, size_text
 from quantkit.select.knapsack import Solution, minimise
 
 BYTES_PER_GB = 10**9
+NUMBER = re.compile(r"[0-9]{1,40}(\.[0-9]{0,40})?(e[+-]?[0-9]{1,9})?", re.ASCII | re.IGNORECASE)
+MIN_GB, MAX_GB = Decimal("1e-9"), Decimal(9_000_000)
+"""One byte, and what a file system can hold (below 2**53 bytes)."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +45,16 @@ class Bounds:
 
 def bytes_from_gb(gb: float | str) -> int:
     """Whole bytes of a decimal size (1 GB = 1e9 bytes), rounded down; SelectionError below 1."""
-    try:
+    n_bytes = 0
+    if NUMBER.fullmatch(str(gb)):
+        # Compared before it is multiplied: the exponent may be anything.
         size = Decimal(str(gb))
-    except InvalidOperation:
-        size = Decimal("NaN")
-    n_bytes = int(size * BYTES_PER_GB) if size.is_finite() else 0
+        n_bytes = int(size * BYTES_PER_GB) if MIN_GB <= size <= MAX_GB else 0
     if n_bytes < 1:
         raise SelectionError(
             "not a usable file size",
             value=f"{gb} GB",
-            rule="a positive number of GB (1e9 bytes)",
+            rule=f"a number of GB (1e9 bytes), {MIN_GB} to {MAX_GB}",
             hint="give the size of the whole file, for example 88.87",
         )
     return n_bytes
@@ -117,8 +122,10 @@ def _checked_goal(target_bytes: int | None, max_error: float | None) -> Goal:
     goal = Goal(target_bytes, max_error)
     for problem in goal.problems():
         raise SelectionError("two goals, or none", value=problem.value, rule=problem.rule)
-    if max_error is not None and not (math.isfinite(max_error) and max_error >= 0):
-        raise SelectionError("not a usable error bound", value=max_error, rule="0 or more")
+    if max_error is not None and not (0 <= max_error <= MAX_NUMBER):
+        raise SelectionError(
+            "not a usable error bound", value=max_error, rule=f"0 to {MAX_NUMBER:g}"
+        )
     return goal
 
 

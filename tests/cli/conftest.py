@@ -33,10 +33,16 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1"}
 
 
-def quantkit(*arguments: object, cwd: Path | None = None) -> Result:
-    """Run the program as a user would."""
+def quantkit(*arguments: object, cwd: Path | None = None, **variables: str) -> Result:
+    """Run the program as a user would; one that waits for ever fails."""
     done = subprocess.run(
-        command(arguments), capture_output=True, text=True, cwd=cwd, env=environment(), check=False
+        command(arguments),
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment() | variables,
+        check=False,
+        timeout=300,
     )
     return Result(done.returncode, done.stdout, done.stderr)
 

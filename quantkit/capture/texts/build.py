@@ -13,6 +13,7 @@ from quantkit.capture.texts.manifest import DocumentRef, Manifest, Source, load_
 from quantkit.capture.texts.overlap import RUN_WORDS, shared_runs
 from quantkit.capture.texts.sources import Located, Wanted, locate
 from quantkit.errors import TextError
+from quantkit.files import read_regular
 
 # Between two documents of a text: one blank line more than between two paragraphs.
 DOCUMENT_GAP = "\n\n"
@@ -121,7 +122,7 @@ def load_text(manifest_path: Path) -> str:
     manifest = load_manifest(manifest_path)
     path = manifest_path.with_name(f"{manifest.name}.txt")
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TextError(
             "cannot read the text",

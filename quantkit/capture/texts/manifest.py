@@ -25,10 +25,11 @@ from typing import Annotated, Any, TypeVar
 
 import yaml
 
-from quantkit.artifacts.schema import Check, Label, Problem, from_json, is_sha256
+from quantkit.artifacts.schema import Check, FileName, Label, Problem, from_json, is_sha256
 from quantkit.capture.texts.extract import EXTRACTORS
 from quantkit.capture.texts.sources import KINDS
 from quantkit.errors import ArtifactError, TextError
+from quantkit.files import read_regular
 
 SCHEMA = "quantkit.text/1"
 UNPINNED = ""
@@ -76,7 +77,7 @@ class DocumentRef:
 class Manifest:
     """What a text is made of; `sha256` and `bytes` are those of the whole text in UTF-8."""
 
-    name: Label
+    name: FileName
     language: Label
     description: Label
     sources: dict[str, Source]
@@ -111,7 +112,7 @@ def load_yaml(path: Path, schema: str) -> dict[str, Any]:
     Raises TextError for a file that is missing, is not YAML or has another schema.
     """
     try:
-        data = yaml.safe_load(path.read_text("utf-8"))
+        data = yaml.safe_load(read_regular(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise TextError(
             "cannot read the manifest", file=path, value=str(error), rule="a YAML file in UTF-8"

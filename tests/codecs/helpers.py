@@ -10,7 +10,7 @@ from quantkit.codecs.affine import AffineCodec
 from quantkit.codecs.base import codec_for
 from quantkit.codecs.blocks import SearchingCodec
 from quantkit.codecs.legacy import ScaledCodec, SignCodec
-from quantkit.native import cpu
+from quantkit.native import cpu, lib
 from quantkit.qtypes import QTYPES, QType
 
 ENCODABLE = [qtype for qtype in QTYPES if can_encode(qtype)]
@@ -35,6 +35,11 @@ def engines_of(qtype: QType) -> list[str]:
     if cpu.can_encode(qtype.gguf_id):
         engines.append("native")
     return engines
+
+
+def engine_in_use() -> str:
+    """The one that this test runs with."""
+    return "numpy" if lib.cpu() is None else "native"
 
 
 def each(qtypes: list[QType]) -> pytest.MarkDecorator:

@@ -150,6 +150,7 @@ struct Guesses {
         }
     }
     QK_HD static constexpr int size() { return kCount; }
+    QK_HD constexpr float plain() const { return levels[1]; }
 };
 
 template <class F>
@@ -241,20 +242,10 @@ QK_HD inline F least_scale(F extreme) {
     return (F)(((I)extreme & (int32_t)0x80000000) | (I)splat<F>(0x1p-24f));
 }
 
-// Where rounding to binary16 moved a scale much: this scale, the smallest, or zeros.
+// Whichever of two scales has the smaller error.
 template <class Levels, class T>
-QK_HD inline typename T::F settle_subnormal(const T& tile, typename T::F scale,
-                                            typename T::F extreme) {
-    using F = typename T::F;
-    F best = {}, best_error = error_at<Levels>(tile, best);
-    const F others[] = {scale, least_scale<F, typename T::I>(extreme)};
-    for (const F other : others) {
-        const F error = error_at<Levels>(tile, other);
-        const auto take = error < best_error;
-        best = take ? other : best;
-        best_error = take ? error : best_error;
-    }
-    return best;
+QK_HD inline typename T::F better_scale(const T& tile, typename T::F a, typename T::F b) {
+    return error_at<Levels>(tile, b) < error_at<Levels>(tile, a) ? b : a;
 }
 
 // A type whose scale is found by search_fit.
@@ -264,10 +255,16 @@ struct Fitted {
     QK_HD static typename T::F scale(const T& tile, typename T::F extreme) {
         using F = typename T::F;
         using I = typename T::I;
-        const F scale = round_to_half<F, I>(search_fit<Type>(tile, extreme).scale);
+        using Levels = typename Type::Levels;
+        // Rounding to binary16 may favour the scale of plain rounding, exact for lone values.
+        const F fitted = round_to_half<F, I>(search_fit<Type>(tile, extreme).scale);
+        const F plain = round_to_half<F, I>(extreme * (1.0f / Type::kGuesses.plain()));
+        const F scale = better_scale<Levels>(tile, fitted, plain);
+        // Where it moves a scale much, the smallest one, or zeros, may be better.
         const auto coarse = magnitude<F, I>(scale) < splat<F>(0x1p-14f);
         if (!any((I)coarse)) return scale;
-        return coarse ? settle_subnormal<typename Type::Levels>(tile, scale, extreme) : scale;
+        const F small = better_scale<Levels>(tile, scale, least_scale<F, I>(extreme));
+        return coarse ? better_scale<Levels>(tile, F{}, small) : scale;
     }
 };
 

@@ -47,43 +47,72 @@ struct Q8_0 {
     static constexpr int kElements = 32, kBytes = 34;
     // Every whole level that one of these scales may give the extreme is among them, so that what
     // was decoded encodes to itself.
-    static constexpr int kGuesses = 25, kCount = 5;
+    static constexpr int kGuesses = 21, kCount = 3;
     static constexpr float kTop = 127.0f, kStep = 0.5f;
     QK_HD static void pack(const uint8_t* codes, uint8_t* out) { std::memcpy(out, codes, 32); }
+
+    template <class F>
+    struct Best {
+        F scale, error, top;
+
+        QK_HD void offer(F other, F other_error) {
+            const auto take = (other_error < error) & (other * 127.5f >= top);
+            scale = take ? other : scale;
+            error = take ? other_error : error;
+        }
+    };
+
+    template <int kScales, class T>
+    QK_HD static void offer(const T& tile, const typename T::F (&scales)[kScales],
+                            Best<typename T::F>& best) {
+        using F = typename T::F;
+        F per_scale[kScales], error[kScales] = {};
+        for (int k = 0; k < kScales; ++k) per_scale[k] = inverse<F>(scales[k]);
+        QK_UNROLL
+        for (int i = 0; i < kElements; ++i) {
+            const F x = tile.values(i), w = tile.weights(i);
+            QK_UNROLL
+            for (int k = 0; k < kScales; ++k) {
+                const F t = x * per_scale[k], miss = t - rounded<F>(t);
+                error[k] += w * miss * miss;
+            }
+        }
+        for (int k = 0; k < kScales; ++k) best.offer(scales[k], error[k] * scales[k] * scales[k]);
+    }
+
+    // The least-squares scale through the codes of another.
+    template <class T>
+    QK_HD static typename T::F refit(const T& tile, typename T::F scale) {
+        using F = typename T::F;
+        const F per_scale = inverse<F>(scale);
+        F xq = {}, qq = {};
+        QK_UNROLL
+        for (int i = 0; i < kElements; ++i) {
+            const F x = tile.values(i), q = rounded<F>(x * per_scale);
+            const F wq = tile.weights(i) * q;
+            qq += wq * q;
+            xq += wq * x;
+        }
+        return round_to_half<F, typename T::I>(xq * inverse<F>(qq));
+    }
 
     template <class T>
     QK_HD static typename T::F scale(const T& tile, typename T::F extreme) {
         using F = typename T::F;
         using I = typename T::I;
         const F top = magnitude<F, I>(extreme);
-        F best = round_to_half<F, I>(top * (1.0f / 127.0f) + 0x1p-25f);
-        F best_error = splat<F>(INFINITY);
+        Best<F> best = {round_to_half<F, I>(top * (1.0f / 127.0f) + 0x1p-25f),
+                        splat<F>(INFINITY), top};
         for (int guess = 0; guess < kGuesses; guess += kCount) {
-            F scales[kCount], per_scale[kCount], error[kCount] = {};
-            QK_UNROLL
+            F scales[kCount];
             for (int k = 0; k < kCount; ++k) {
                 const float level = kTop - kStep * float(guess + k);
                 scales[k] = round_to_half<F, I>(top * (1.0f / level));
-                per_scale[k] = inverse<F>(scales[k]);
             }
-            QK_UNROLL
-            for (int i = 0; i < kElements; ++i) {
-                const F x = tile.values(i), w = tile.weights(i);
-                QK_UNROLL
-                for (int k = 0; k < kCount; ++k) {
-                    const F t = x * per_scale[k], miss = t - rounded<F>(t);
-                    error[k] += w * miss * miss;
-                }
-            }
-            QK_UNROLL
-            for (int k = 0; k < kCount; ++k) {
-                error[k] *= scales[k] * scales[k];
-                const auto take = (error[k] < best_error) & (scales[k] * 127.5f >= top);
-                best = take ? scales[k] : best;
-                best_error = take ? error[k] : best_error;
-            }
+            offer<kCount>(tile, scales, best);
         }
-        return best;
+        offer<1>(tile, {refit(tile, best.scale)}, best);
+        return best.scale;
     }
 };
 

@@ -91,7 +91,7 @@ QK_HD inline void put_half(uint8_t* out, float v) {
 
 // Weights below this share of the block's largest count as this share: what such values cost
 // weighs nothing, and they are still stored as well as the others allow.
-constexpr float kLeastWeight = 0x1p-24f;
+constexpr float kLeastWeight = 0x1p-19f;
 
 // Row r, lane c becomes row c, lane r: bit by bit of r and c.
 template <int kLanes, int kBit = 1>

@@ -141,8 +141,8 @@ struct Centred {
         for (int i = 0; i < T::kElements; ++i) {
             const F x = tile.values(i) - mean;
             store<F>(tile.x + i * T::kLanes, x);
-            // Elements of the least weight do not widen the range.
-            const auto counts = tile.weights(i) > splat<F>(kLeastWeight);
+            // Weightless elements do not widen the range.
+            const auto counts = tile.weights(i) > splat<F>(kWeightless);
             low = lower<F>(low, counts ? x : splat<F>(0.0f));
             high = higher<F>(high, counts ? x : splat<F>(0.0f));
             sum_wx += tile.weights(i) * x;

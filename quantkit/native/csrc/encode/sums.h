@@ -91,7 +91,11 @@ QK_HD inline void put_half(uint8_t* out, float v) {
 
 // Weights below this share of the block's largest count as this share: what such values cost
 // weighs nothing, and they are still stored as well as the others allow.
-constexpr float kLeastWeight = 0x1p-19f;
+constexpr float kLeastWeight = 0x1p-24f;
+
+// Elements below this share do not set a scale: channels that were never active, which callers
+// give a millionth of the mean.
+constexpr float kWeightless = 0x1p-17f;
 
 // Row r, lane c becomes row c, lane r: bit by bit of r and c.
 template <int kLanes, int kBit = 1>
@@ -173,8 +177,8 @@ QK_HD inline bool any(I mask) {
     return seen != 0;
 }
 
-// The element of largest magnitude of each block, with its sign; the first of equals. Elements of
-// the least weight do not count, and are clipped to it: they shall not set a scale.
+// The element of largest magnitude of each block, with its sign; the first of equals. Weightless
+// elements do not count, and are clipped to it.
 template <class T>
 QK_HD inline typename T::F clip_weightless(T& tile) {
     using F = typename T::F;
@@ -183,7 +187,7 @@ QK_HD inline typename T::F clip_weightless(T& tile) {
     I light = {};
     QK_UNROLL
     for (int i = 0; i < T::kElements; ++i) {
-        const auto counts = tile.weights(i) > splat<F>(kLeastWeight);
+        const auto counts = tile.weights(i) > splat<F>(kWeightless);
         const F x = tile.values(i), mag = counts ? magnitude<F, I>(x) : splat<F>(0.0f);
         best = mag > top ? x : best;
         top = higher<F>(mag, top);

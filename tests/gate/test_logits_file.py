@@ -151,7 +151,7 @@ def test_damaged_row(tmp_path: Path, bad: float) -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ContainerError, match="cannot read"):
+    with pytest.raises(ContainerError, match="no such file"):
         open_logits_file(tmp_path / "none")
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quantkit import codecs
-from quantkit.errors import QuantkitError, TextError
+from quantkit.errors import QuantkitError, TextError, UsageError
 from quantkit.models.layers.moe import Route
 from quantkit.models.trunk import moe_block
 from quantkit.qtypes import QType
@@ -111,10 +111,15 @@ def test_tokens_outside_the_vocabulary(model: ModelWeights, token: int) -> None:
 def test_devices() -> None:
     assert pick_device("cpu") == CPU
     assert pick_device().type in ("cpu", "cuda")
-    for name in ("cuda:99", "nonsense"):
-        with pytest.raises(QuantkitError, match="cannot use this device") as caught:
-            pick_device(name)
-        assert caught.value.value == name
+    with pytest.raises(QuantkitError, match="cannot use this device") as caught:
+        pick_device("cuda:99")
+    assert caught.value.value == "cuda:99"
+
+
+@pytest.mark.parametrize("name", ["nonsense", "meta", "cuda:", "cuda:-1", "cpu:0", ""])
+def test_other_kinds_of_devices_are_errors_of_usage(name: str) -> None:
+    with pytest.raises(UsageError, match="unknown device"):
+        pick_device(name)
 
 
 def test_same_bits_every_time(model: ModelWeights) -> None:

@@ -55,7 +55,10 @@ def _parsed(file: Path) -> Tokenizer:
     text = read_text(file)
     try:
         return Tokenizer.from_str(text)
-    except Exception as error:  # the library raises this very class, whatever is wrong
+    except Exception as error:
+        # The library raises this very class whatever is wrong; its subclasses are none of its own.
+        if type(error) is not Exception:
+            raise
         raise ModelError(
             "a tokenizer that cannot be loaded",
             file=file,

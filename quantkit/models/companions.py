@@ -21,6 +21,14 @@ def companion_names(weight: str) -> tuple[str, str]:
     return stem + SCALE_SUFFIX, stem + INPUT_SCALE_SUFFIX
 
 
+def companion_owner(name: str) -> str | None:
+    """The weight that the companion `name` would stand beside; None for other names."""
+    for suffix in (INPUT_SCALE_SUFFIX, SCALE_SUFFIX):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix) + ".weight"
+    return None
+
+
 def _record_bytes(name: str) -> int:
     """A vector's record in the header: name, one axis, type and offset (docs/gguf.md of ggml)."""
     return 8 + len(name.encode()) + 4 + 8 + 4 + 8

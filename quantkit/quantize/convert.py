@@ -47,16 +47,17 @@ def convert_checkpoint(folder: Path, out: Path, *, name: str | None = None) -> l
 
     Raises ModelError for an architecture or a setting that llama.cpp could not run faithfully.
     """
-    pairs, specs = _plan(folder, name)
+    pairs, specs = plan_conversion(folder, name)
     return write_gguf(out, pairs, specs, progress_label="convert")
 
 
 def converted_bytes(folder: Path, *, name: str | None = None) -> int:
     """Exact size of what `convert_checkpoint` would write; decodes nothing."""
-    return gguf_file_bytes(*_plan(folder, name))
+    return gguf_file_bytes(*plan_conversion(folder, name))
 
 
-def _plan(folder: Path, name: str | None) -> tuple[list[bytes], list[TensorSpec]]:
+def plan_conversion(folder: Path, name: str | None) -> tuple[list[bytes], list[TensorSpec]]:
+    """Packed metadata and tensors of the BF16 GGUF of a checkpoint; ModelError as above."""
     if not (folder / "config.json").is_file():
         raise ModelError(
             "not a transformers checkpoint",

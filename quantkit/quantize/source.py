@@ -130,7 +130,7 @@ def open_source(path: Path, name: str | None = None) -> Source:
     damaged file, ModelError for a checkpoint that llama.cpp could not run.
     """
     if (path / "config.json").is_file():
-        pairs, specs = convert._plan(path, name)
+        pairs, specs = convert.plan_conversion(path, name)
         files = sorted({entry.path for entry in open_safetensors(path).tensors.values()})
         made = {spec.name: SourceTensor(spec, path) for spec in specs}
         return Source(path, tuple(files), tuple(pairs), made)

@@ -8,7 +8,7 @@ fused). A choice takes a unit of them from a donor. The tensor names are matched
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,10 +16,9 @@ from quantkit.artifacts.sensitivity import DOWN, GATE_UP, LAYER
 from quantkit.containers.base import TensorEntry, TensorSpec, spec_of
 from quantkit.containers.gguf import GGUFFile
 from quantkit.errors import ArtifactError, DonorError
+from quantkit.models.companions import companion_names, companion_owner
 
 EXPERT_TENSOR = re.compile(r"^blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight$")
-# Scales of two-level types (NVFP4) stand in tensors of their own and belong to the weight.
-COMPANION_SUFFIXES = (".scale", ".input_scale")
 ARCHITECTURE_KEY = "general.architecture"
 BASE_NAME = "base"
 
@@ -181,7 +180,7 @@ def _tensors(
     assigned: Mapping[str, str],
 ) -> Iterator[tuple[str, TensorEntry]]:
     for name, entry in base.tensors.items():
-        owner = _weight_of(name)
+        owner = _owner(name)
         if assigned.get(owner, base_name) == base_name:
             yield base_name, entry
         elif owner == name:
@@ -191,18 +190,19 @@ def _tensors(
                 yield source, companion
 
 
-def _weight_of(name: str) -> str:
-    """The expert weight that a companion tensor belongs to; other names as they are."""
-    for suffix in COMPANION_SUFFIXES:
-        weight = name.removesuffix(suffix) + ".weight"
-        if name.endswith(suffix) and EXPERT_TENSOR.fullmatch(weight):
-            return weight
-    return name
+def _owner(name: str) -> str:
+    """The expert weight that a tensor goes with: its own name, or that of what it scales."""
+    weight = companion_owner(name)
+    return weight if weight and EXPERT_TENSOR.fullmatch(weight) else name
+
+
+def expert_companions(names: Iterable[str]) -> list[str]:
+    """Those of `names` that scale an expert weight."""
+    return [name for name in names if _owner(name) != name]
 
 
 def _companions(weight: str, donor: GGUFFile) -> list[TensorEntry]:
-    names = [weight.removesuffix(".weight") + suffix for suffix in COMPANION_SUFFIXES]
-    return [donor.tensors[name] for name in names if name in donor.tensors]
+    return [donor.tensors[name] for name in companion_names(weight) if name in donor.tensors]
 
 
 def _donor_tensor(base: GGUFFile, donor: GGUFFile, wanted: TensorEntry) -> TensorEntry:

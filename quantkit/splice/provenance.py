@@ -28,7 +28,8 @@ from quantkit.artifacts.schema import Scalar
 from quantkit.artifacts.store import FileId
 from quantkit.containers.gguf import ValueType, pack_kv
 from quantkit.errors import ArtifactError
-from quantkit.splice.plan import SplicePlan
+from quantkit.models.companions import header_slack_bytes
+from quantkit.splice.plan import SplicePlan, expert_companions
 
 KEYS_VERSION = 1
 OVERHEAD_STEP_BYTES = 4096
@@ -75,6 +76,9 @@ def _padding(used_bytes: int, plan: SplicePlan) -> bytes:
     wanted = plan.overhead_bytes
     if wanted is None:
         wanted = -(-needed // OVERHEAD_STEP_BYTES) * OVERHEAD_STEP_BYTES
+    else:
+        # A prediction adds up units, each with the records of its companions in whole steps.
+        wanted += header_slack_bytes(expert_companions(t.entry.name for t in plan.tensors))
     if needed > wanted:
         raise ArtifactError(
             "the provenance does not fit in the header space that the selection reserves",

@@ -15,6 +15,7 @@ import numpy as np
 from quantkit.containers.base import TensorEntry
 from quantkit.containers.safetensors import SafetensorsModel, open_safetensors
 from quantkit.errors import ModelError
+from quantkit.files import read_regular
 from quantkit.models.arch import layer_roles, model_roles
 from quantkit.models.config import ModelConfig, NgramConfig
 from quantkit.models.fields import shown
@@ -72,7 +73,7 @@ def checkpoint_config(folder: Path) -> ModelConfig:
 def read_text(path: Path) -> str:
     """A text file of a checkpoint folder; ModelError if it cannot be read or is no UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode("utf-8")
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
 

@@ -16,6 +16,7 @@ from quantkit.containers.safetensors import open_safetensors
 from quantkit.native import cpu
 from quantkit.qtypes import QType, by_name
 from tests.ggml import LIBRARY_VARIABLE, Ggml, find_ggml
+from tests.native.encoding import encoded, round_trip, some_importance, squared_error
 
 NAMES = (
     "Q4_0",
@@ -38,30 +39,6 @@ pytestmark = pytest.mark.usefixtures("library")
 
 def each(qtypes: list[QType]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("qtype", qtypes, ids=lambda q: q.name)
-
-
-def encoded(qtype: QType, values: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
-    assert qtype.gguf_id is not None
-    out = np.empty(qtype.nbytes(values.size), np.uint8)
-    cpu.encode(qtype.gguf_id, values, importance, out)
-    return out
-
-
-def round_trip(
-    qtype: QType, values: np.ndarray, importance: np.ndarray | None = None
-) -> np.ndarray:
-    return decode(qtype, {"data": encoded(qtype, values, importance)}, values.shape)
-
-
-def squared_error(
-    values: np.ndarray, decoded: np.ndarray, importance: np.ndarray | None = None
-) -> float:
-    misses = (values.astype(np.float64) - decoded) ** 2
-    return float((misses if importance is None else misses * importance).sum())
-
-
-def some_importance(row: int) -> np.ndarray:
-    return np.exp(1.5 * np.random.default_rng(1).standard_normal(row)).astype(np.float32)
 
 
 @each(TYPES)

@@ -19,9 +19,10 @@ import numpy as np
 from quantkit.codecs import affine, legacy, microscale, plain, reference  # noqa: F401
 from quantkit.codecs.base import Floats, Halves, codec_for, find_codec
 from quantkit.codecs.blocks import checked_importance
+from quantkit.native import cpu
 from quantkit.qtypes import QType
 
-__all__ = ["can_decode", "can_encode", "decode", "decode_bfloat", "encode"]
+__all__ = ["can_decode", "can_encode", "decode", "decode_bfloat", "encode", "implementation"]
 
 
 def can_decode(qtype: QType) -> bool:
@@ -33,6 +34,15 @@ def can_encode(qtype: QType) -> bool:
     """Whether `encode` writes this type."""
     codec = find_codec(qtype)
     return codec is not None and codec.can_encode
+
+
+def implementation(qtype: QType) -> str:
+    """What encodes this type in this process, or decodes it where nothing encodes it.
+
+    "native avx512", "native avx2" or "native scalar", by the instructions in use, or "numpy".
+    Those three give the same bytes, numpy's search may give others. FormatError: no codec.
+    """
+    return f"native {cpu.variant()}" if codec_for(qtype).is_native else "numpy"
 
 
 def decode(

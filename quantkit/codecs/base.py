@@ -40,6 +40,11 @@ class Codec(ABC):
         """Whether `encode` works."""
         return False
 
+    @property
+    def is_native(self) -> bool:
+        """Whether the native library encodes here, or decodes what has no encoder."""
+        return False
+
     @abstractmethod
     def decode(
         self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None

@@ -42,6 +42,10 @@ class BlockCodec(Codec):
     The native library decodes where it can; `decode_blocks` is the reference that it is held to.
     """
 
+    @property
+    def is_native(self) -> bool:
+        return cpu.can_decode(self.qtype.gguf_id)
+
     @abstractmethod
     def decode_blocks(self, blocks: Bytes, out: Floats) -> None:
         """Decode (n, type_size) bytes into `out`, (n, block_size) float32."""
@@ -98,6 +102,11 @@ class BlockCodec(Codec):
 
 class EncodingCodec(BlockCodec):
     """A block codec with an importance-aware encoder, native where the library has one."""
+
+    @property
+    def is_native(self) -> bool:
+        operation = cpu.can_encode if self.can_encode else cpu.can_decode
+        return operation(self.qtype.gguf_id)
 
     @property
     @abstractmethod

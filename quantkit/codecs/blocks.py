@@ -155,13 +155,14 @@ class EncodingCodec(BlockCodec):
         shape: tuple[int, ...],
         threads: int | None,
     ) -> None:
-        bad = cpu.first_beyond(rows, self.largest, threads=threads)
+        assert self.qtype.gguf_id is not None
+        bad = cpu.encode(
+            self.qtype.gguf_id, rows, weights, out, largest=self.largest, threads=threads
+        )
         if bad is not None:
             index = first * self.qtype.block_size + bad
             value = rows.reshape(-1)[bad]
             raise beyond_magnitude(value, index, self.largest, self.qtype, shape)
-        assert self.qtype.gguf_id is not None
-        cpu.encode(self.qtype.gguf_id, rows, weights, out, threads=threads)
 
 
 class SearchingCodec(EncodingCodec):

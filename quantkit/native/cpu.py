@@ -17,6 +17,7 @@ from quantkit.native.abi import Operation, Status
 
 VARIANTS = {"scalar": 0, "avx2": 1, "avx512": 2}
 BEST_VARIANT = -1
+FLOAT_LARGEST = float(np.finfo(np.float32).max)
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -99,11 +100,13 @@ def encode(
     importance: Floats | None,
     out: Bytes,
     *,
+    largest: float = FLOAT_LARGEST,
     threads: int | None = None,
-) -> None:
+) -> int | None:
     """Encode rows (rows, row_length), all weighted by importance (row_length,); None is 1.
 
-    Values are finite, importance finite and not negative.
+    The flat index of the first value that is NaN or exceeds `largest` in magnitude, after which
+    `out` holds nothing of use; None when there is none. Importance is finite and not negative.
     """
     assert values.flags.c_contiguous
     assert values.dtype == np.float32
@@ -115,24 +118,17 @@ def encode(
         type_id,
         values.ctypes.data,
         None if weights is None else weights.ctypes.data,
+        largest,
         out.ctypes.data,
         rows,
         row_length,
         lib.thread_count() if threads is None else threads,
     )
+    if status == Status.NOT_FINITE:
+        return int(library.qk_last_index())
     if status != Status.OK:
         raise _mistake(library, status)
-
-
-def first_beyond(values: Floats, largest: float, *, threads: int | None = None) -> int | None:
-    """Flat index of the first value that is NaN or exceeds `largest` in magnitude, or None."""
-    assert values.flags.c_contiguous
-    n_threads = lib.thread_count() if threads is None else threads
-    library = _library()
-    found = library.qk_cpu_first_beyond(values.ctypes.data, values.size, largest, n_threads)
-    if found < -1:
-        raise _mistake(library, Status.INTERNAL)
-    return None if found < 0 else int(found)
+    return None
 
 
 def _library() -> ctypes.CDLL:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -15,17 +17,11 @@ READ_ONLY = by_name("IQ2_XS")
 
 
 def blocks_encoded_natively(qtype: QType, monkeypatch: pytest.MonkeyPatch) -> int:
-    calls = []
-    real = cpu.encode
-
-    def counted(type_id: int, *rest: np.ndarray, threads: int | None = None) -> None:
-        calls.append(type_id)
-        real(type_id, *rest, threads=threads)
-
+    spy = mock.Mock(wraps=cpu.encode)
     with monkeypatch.context() as patch:
-        patch.setattr(cpu, "encode", counted)
+        patch.setattr(cpu, "encode", spy)
         encode(qtype, np.ones((2, 256), np.float32))
-    return len(calls)
+    return spy.call_count
 
 
 @pytest.mark.parametrize("qtype", [q for q in QTYPES if can_encode(q)], ids=lambda q: q.name)

@@ -121,12 +121,11 @@ def test_device_encoders_run_by_the_host_give_the_bits_of_the_cpu(
     for kind, values in values_to_encode(3, (1, row_length)).items():
         for weighting, importance in importances(5, row_length).items():
             expected = encoded_by_cpu(qtype, values, importance)
-            weights = np.ones(row_length, np.float32) if importance is None else importance
             ours = np.empty_like(expected)
             status = twin.qk_twin_encode(
                 type_id(qtype),
                 values.ctypes.data,
-                weights.ctypes.data,
+                None if importance is None else importance.ctypes.data,
                 ours.ctypes.data,
                 row_length,
             )

@@ -56,20 +56,34 @@ def test_unknown_variants_and_operations_are_refused(library: ctypes.CDLL) -> No
 
 
 @each_encoded
-@pytest.mark.parametrize(
-    ("where", "value"), [("values", np.nan), ("values", -np.inf), ("importance", -1.0)]
-)
-def test_encode_names_the_index_of_a_bad_number(
-    library: ctypes.CDLL, qtype: QType, where: str, value: float
-) -> None:
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 9.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_encode_finds_the_first_bad_value(qtype: QType, value: float, weighted: bool) -> None:
+    values = np.ones((300, 256), np.float32)
+    importance = np.ones(256, np.float32) if weighted else None
+    out = np.empty(qtype.nbytes(values.size), np.uint8)
+    flat = values.reshape(-1)
+    assert cpu.encode(qtype.gguf_id or 0, values, importance, out, largest=8.0) is None
+    for index in (flat.size - 1, 64 * 256, 64 * 256 - 1, 4097, 4096, 0):
+        flat[index] = value
+        for threads in (1, 3):
+            found = cpu.encode(
+                qtype.gguf_id or 0, values, importance, out, largest=8.0, threads=threads
+            )
+            assert found == index
+
+
+@each_encoded
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+def test_encode_refuses_importance_that_is_no_weight(qtype: QType, value: float) -> None:
     row = 2 * qtype.block_size
-    values, importance = np.ones((3, row), np.float32), np.ones(row, np.float32)
-    bad = {"values": values, "importance": importance}[where].reshape(-1)
-    bad[bad.size - 5] = value
-    out = np.full(qtype.nbytes(values.size), 9, np.uint8)
-    with pytest.raises(RuntimeError, match=rf"NOT_FINITE: .*\(index {bad.size - 5}\)"):
-        cpu.encode(qtype.gguf_id or 0, values, importance, out)
-    assert (out == 9).all()
+    importance = np.ones(row, np.float32)
+    importance[row - 5] = value
+    out = np.empty(qtype.nbytes(3 * row), np.uint8)
+    with pytest.raises(RuntimeError, match=rf"BAD_ARGUMENT: .*\(index {row - 5}\)"):
+        cpu.encode(qtype.gguf_id or 0, np.ones((3, row), np.float32), importance, out)
 
 
 @each_encoded
@@ -91,16 +105,6 @@ def test_encoders_do_not_depend_on_variant_nor_threads(qtype: QType) -> None:
                 encoded.append(out)
         for other in encoded[1:]:
             np.testing.assert_array_equal(other, encoded[0])
-
-
-@pytest.mark.usefixtures("library")
-@pytest.mark.parametrize("value", [np.nan, np.inf, -2.5])
-def test_first_beyond_is_the_first(value: float) -> None:
-    values = np.zeros(1_000_003, np.float32)
-    assert cpu.first_beyond(values, 2.0) is None
-    for index in (999_999, 700_001, 4097, 4096, 0):
-        values[index] = value
-        assert cpu.first_beyond(values, 2.0, threads=3) == index
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

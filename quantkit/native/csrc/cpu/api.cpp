@@ -1,7 +1,6 @@
 // The C ABI of the CPU library: checks, the choice of the variant, the split into tasks.
+#include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <cstring>
 #include <exception>
 #include <limits>
 #include <string>
@@ -33,8 +32,11 @@ int32_t guarded(Body body) {
     }
 }
 
-#define QK_TABLES(name) \
-    VariantTables { #name, name::decoders, name::n_decoders, name::encoders, name::n_encoders }
+#define QK_TABLES(name)                                                                  \
+    VariantTables {                                                                      \
+        #name, name::decoders, name::n_decoders, name::encoders, name::n_encoders,       \
+            name::first_beyond                                                           \
+    }
 
 bool is_supported(int32_t variant) {
     if (variant == QK_VARIANT_SCALAR) return true;
@@ -96,7 +98,6 @@ int64_t tasks_of(int64_t n, int64_t per_task) {
 // Small enough to balance threads, large enough that handing one out costs nothing.
 constexpr int64_t kDecodeTaskElements = 1 << 18;
 constexpr int64_t kEncodeTaskElements = 1 << 14;
-constexpr int64_t kCheckedTogether = 4096;
 // An output that the last-level cache cannot keep anyway goes past it.
 constexpr int64_t kStreamFromBytes = 16 << 20;
 
@@ -122,65 +123,70 @@ int32_t decode(const DecodeEntry& type, const uint8_t* src, void* dst, bool bf16
     return QK_OK;
 }
 
-// The smallest index in [0, n) for which is_bad holds, -1 without one.
-template <class Test>
-int64_t first_bad(int64_t n, int32_t n_threads, Test is_bad) {
-    std::atomic<int64_t> found{n};
-    run_tasks(tasks_of(n, kDecodeTaskElements), n_threads, [&](int64_t task) {
-        const int64_t start = task * kDecodeTaskElements;
-        const int64_t stop = n - start < kDecodeTaskElements ? n : start + kDecodeTaskElements;
-        if (start > found) return;
-        for (int64_t from = start; from < stop; from += kCheckedTogether) {
-            const int64_t to = stop - from < kCheckedTogether ? stop : from + kCheckedTogether;
-            int any = 0;
-            for (int64_t i = from; i < to; ++i) any |= is_bad(i);
-            if (!any) continue;
-            while (!is_bad(from)) ++from;
-            int64_t before = found;
-            while (from < before && !found.compare_exchange_weak(before, from)) {
+// Lowers `found` to `index`.
+void note_earlier(std::atomic<int64_t>& found, int64_t index) {
+    int64_t before = found;
+    while (index < before && !found.compare_exchange_weak(before, index)) {
+    }
+}
+
+// The values of an encode call, row after row; importance of a row, or null.
+struct Rows {
+    const float* values;
+    const float* importance;
+    int64_t n_rows, row_length;
+    float largest;  // in magnitude
+
+    int64_t size() const { return n_rows * row_length; }
+};
+
+// The index of the first value that is NaN or too large, -1 without one; what follows it may be
+// left out. Each task looks at its values just before it encodes them, while they are at hand.
+int64_t encode(const EncodeEntry& type, const Rows& rows, uint8_t* dst, int32_t n_threads) {
+    const FirstBeyond first_beyond = tables().first_beyond;
+    std::atomic<int64_t> found{rows.size()};
+    const auto is_fit = [&](int64_t first, int64_t n) {
+        const int64_t bad = first_beyond(rows.values + first, n, rows.largest);
+        if (bad >= 0) note_earlier(found, first + bad);
+        return bad < 0;
+    };
+    const auto place = [&](int64_t first) {
+        return dst + first / type.n_elements * type.n_bytes;
+    };
+    if (rows.importance == nullptr) {
+        // Blocks are all alike, so that rows need not be told apart.
+        const std::vector<float> ones(size_t(kEncodeTaskElements), 1.0f);
+        run_tasks(tasks_of(rows.size(), kEncodeTaskElements), n_threads, [&](int64_t task) {
+            const int64_t first = task * kEncodeTaskElements;
+            const int64_t n = std::min(rows.size() - first, kEncodeTaskElements);
+            if (is_fit(first, n)) {
+                type.run_plain(rows.values + first, ones.data(), place(first), n);
             }
-            return;
-        }
-    });
-    return found == n ? -1 : int64_t(found);
-}
-
-int64_t first_beyond(const float* values, int64_t n, float largest, int32_t n_threads) {
-    return first_bad(n, n_threads,
-                     [=](int64_t i) -> int { return !(std::fabs(values[i]) <= largest); });
-}
-
-int32_t encode(const EncodeEntry& type, const float* src, const float* weights, uint8_t* dst,
-               int64_t n_rows, int64_t row_length, int32_t n_threads) {
-    const int64_t row_bytes = row_length / type.n_elements * type.n_bytes;
-    const int64_t per_task = row_length >= kEncodeTaskElements ? 1 : kEncodeTaskElements / row_length;
-    run_tasks(tasks_of(n_rows, per_task), n_threads, [&](int64_t task) {
-        const int64_t stop = (task + 1) * per_task < n_rows ? (task + 1) * per_task : n_rows;
-        for (int64_t row = task * per_task; row < stop; ++row) {
-            type.run(src + row * row_length, weights, dst + row * row_bytes, row_length);
-        }
-    });
-    return QK_OK;
-}
-
-int32_t checked_encode(const EncodeEntry& type, const float* src, const float* importance,
-                       uint8_t* dst, int64_t n_rows, int64_t row_length, int32_t n_threads) {
-    const float largest = std::numeric_limits<float>::max();
-    const int64_t bad = first_beyond(src, n_rows * row_length, largest, n_threads);
-    if (bad >= 0) return fail(QK_NOT_FINITE, "a value that is not finite", bad);
-    std::vector<float> ones;
-    if (importance == nullptr) {
-        ones.assign(size_t(row_length), 1.0f);
-        importance = ones.data();
-    } else {
-        const int64_t wrong = first_bad(row_length, 1, [=](int64_t i) -> int {
-            return !(importance[i] >= 0.0f && importance[i] <= largest);
         });
-        if (wrong >= 0) {
-            return fail(QK_NOT_FINITE, "an importance that is negative or not finite", wrong);
+    } else {
+        const int64_t per_task = std::max<int64_t>(1, kEncodeTaskElements / rows.row_length);
+        run_tasks(tasks_of(rows.n_rows, per_task), n_threads, [&](int64_t task) {
+            const int64_t stop = std::min((task + 1) * per_task, rows.n_rows);
+            for (int64_t row = task * per_task; row < stop; ++row) {
+                const int64_t first = row * rows.row_length;
+                if (!is_fit(first, rows.row_length)) return;
+                type.run(rows.values + first, rows.importance, place(first), rows.row_length);
+            }
+        });
+    }
+    return found == rows.size() ? -1 : int64_t(found);
+}
+
+int32_t checked_encode(const EncodeEntry& type, const Rows& rows, uint8_t* dst,
+                       int32_t n_threads) {
+    for (int64_t i = 0; rows.importance != nullptr && i < rows.row_length; ++i) {
+        const float weight = rows.importance[i];
+        if (!(weight >= 0.0f && weight <= std::numeric_limits<float>::max())) {
+            return fail(QK_BAD_ARGUMENT, "an importance that is negative or not finite", i);
         }
     }
-    return encode(type, src, importance, dst, n_rows, row_length, n_threads);
+    const int64_t bad = encode(type, rows, dst, n_threads);
+    return bad < 0 ? QK_OK : fail(QK_NOT_FINITE, "a value that is not finite or too large", bad);
 }
 
 }  // namespace
@@ -240,8 +246,8 @@ int32_t qk_cpu_decode(int32_t ggml_type, const void* src, void* dst, int32_t dst
     });
 }
 
-int32_t qk_cpu_encode(int32_t ggml_type, const float* src, const float* importance, void* dst,
-                      int64_t n_rows, int64_t row_length, int32_t n_threads) {
+int32_t qk_cpu_encode(int32_t ggml_type, const float* src, const float* importance, float largest,
+                      void* dst, int64_t n_rows, int64_t row_length, int32_t n_threads) {
     const qk::EncodeEntry* type = qk::find_encoder(ggml_type);
     if (type == nullptr) return fail(QK_NO_SUCH_TYPE, "no encoder of this type");
     if (n_rows < 0 || row_length < 0 || row_length % type->n_elements != 0) {
@@ -250,16 +256,7 @@ int32_t qk_cpu_encode(int32_t ggml_type, const float* src, const float* importan
     if (n_rows == 0 || row_length == 0) return QK_OK;
     if (src == nullptr || dst == nullptr) return fail(QK_BAD_ARGUMENT, "a null pointer");
     return qk::guarded([&] {
-        return qk::checked_encode(*type, src, importance, static_cast<uint8_t*>(dst), n_rows,
-                                  row_length, n_threads);
+        const qk::Rows rows = {src, importance, n_rows, row_length, largest};
+        return qk::checked_encode(*type, rows, static_cast<uint8_t*>(dst), n_threads);
     });
-}
-
-int64_t qk_cpu_first_beyond(const float* src, int64_t n, float largest, int32_t n_threads) {
-    int64_t found = -1;
-    const int32_t status = qk::guarded([&] {
-        found = qk::first_beyond(src, n, largest, n_threads);
-        return int32_t(QK_OK);
-    });
-    return status == QK_OK ? found : -2;
 }

@@ -13,6 +13,9 @@ typedef uint32_t (*DecodeBlocks)(const uint8_t* src, int64_t n_blocks, void* dst
 // Encodes n values, whole blocks, weighted by w: finite, not negative.
 typedef void (*EncodeRow)(const float* x, const float* w, uint8_t* out, int64_t n);
 
+// The index of the first value that is NaN or exceeds `largest` in magnitude, -1 without one.
+typedef int64_t (*FirstBeyond)(const float* values, int64_t n, float largest);
+
 struct DecodeEntry {
     int32_t ggml_type;
     int32_t n_elements;
@@ -25,6 +28,7 @@ struct EncodeEntry {
     int32_t n_elements;
     int32_t n_bytes;
     EncodeRow run;
+    EncodeRow run_plain;  // w holds ones, and the search may be another
 };
 
 struct VariantTables {
@@ -33,6 +37,7 @@ struct VariantTables {
     int32_t n_decoders;
     const EncodeEntry* encoders;
     int32_t n_encoders;
+    FirstBeyond first_beyond;
 };
 
 // Compiled once per variant (decode_variant.cpp and encode_variant.cpp).
@@ -42,6 +47,7 @@ struct VariantTables {
     extern const int32_t n_decoders;                                 \
     extern const EncodeEntry* const encoders;                        \
     extern const int32_t n_encoders;                                 \
+    extern const FirstBeyond first_beyond;                           \
     }
 
 QK_DECLARE_VARIANT(scalar)

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
         for (int i = 0; i < kMine; ++i) w[i] = 1.0f;
     }
     uint8_t* out = dst + block * Type::kBytes;
-    if constexpr (Type::kLanes > 4 && Type::kId != lanes::IQ4_XS::kId) {
+    if constexpr (Type::kLanes > 4 && Type::kId != lanes::Iq4Xs::kId) {
         __shared__ typename Type::Shared shared[kThreads / Type::kLanes];
         auto& mine = shared[threadIdx.x / Type::kLanes];
         Type::encode(x, w, lane, mine);
@@ -72,14 +72,21 @@ cudaError_t launch(const Rows& rows, uint8_t* dst, cudaStream_t stream) {
 }
 
 template <class Type>
-cudaError_t encode(const Rows& rows, uint8_t* dst, cudaStream_t stream) {
+cudaError_t encode_as(const Rows& rows, uint8_t* dst, cudaStream_t stream) {
     return rows.is_bf16 ? launch<Type, uint16_t>(rows, dst, stream)
                         : launch<Type, float>(rows, dst, stream);
 }
 
-template <class Type>
+template <template <bool> class Type>
+cudaError_t encode(const Rows& rows, uint8_t* dst, cudaStream_t stream) {
+    return rows.importance != nullptr ? encode_as<Type<true>>(rows, dst, stream)
+                                      : encode_as<Type<false>>(rows, dst, stream);
+}
+
+template <template <bool> class Type>
 constexpr EncodeEntry encode_entry() {
-    return {Type::kId, Type::kElements, Type::kBytes, encode<Type>};
+    using Both = Type<true>;
+    return {Both::kId, Both::kElements, Both::kBytes, encode<Type>};
 }
 
 }  // namespace

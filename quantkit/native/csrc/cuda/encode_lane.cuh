@@ -29,16 +29,28 @@ struct Whole {
     }
 };
 
-using Q4_0 = Whole<ScaledStep<simple::Q4_0>, 2, 32, 18>;
-using Q4_1 = Whole<simple::AffineStep<simple::Q4_1>, 3, 32, 20>;
-using Q5_0 = Whole<ScaledStep<simple::Q5_0>, 6, 32, 22>;
-using Q5_1 = Whole<simple::AffineStep<simple::Q5_1>, 7, 32, 24>;
-using Q8_0 = Whole<ScaledStep<simple::Q8_0>, 8, 32, 34>;
-using IQ4_NL = Whole<ScaledStep<iq4::NL>, 20, 32, 18>;
-using MXFP4 = Whole<microscale::Mxfp4Step, 39, 32, 17>;
-using Q2_0 = Whole<ScaledStep<lowbit::Q2_0>, 42, 64, 18>;
+// With importance and without.
+template <bool kWeighted>
+using Q4_0 = Whole<ScaledStep<simple::Q4_0, kWeighted>, 2, 32, 18>;
+template <bool kWeighted>
+using Q4_1 = Whole<affine::Step<simple::Q4_1, kWeighted>, 3, 32, 20>;
+template <bool kWeighted>
+using Q5_0 = Whole<ScaledStep<simple::Q5_0, kWeighted>, 6, 32, 22>;
+template <bool kWeighted>
+using Q5_1 = Whole<affine::Step<simple::Q5_1, kWeighted>, 7, 32, 24>;
+template <bool kWeighted>
+using Q8_0 = Whole<ScaledStep<simple::Q8_0, kWeighted>, 8, 32, 34>;
+template <bool kWeighted>
+using IQ4_NL = Whole<ScaledStep<iq4::NL, kWeighted>, 20, 32, 18>;
+template <bool kWeighted>
+using Q2_0 = Whole<ScaledStep<lowbit::Q2_0, kWeighted>, 42, 64, 18>;
 
-struct Q1_0 {
+// One search for both.
+using Mxfp4 = Whole<microscale::Mxfp4Step, 39, 32, 17>;
+template <bool kWeighted>
+using MXFP4 = Mxfp4;
+
+struct SignBits {
     static constexpr int kId = 41, kElements = 128, kBytes = 18, kLanes = 1;
     QK_HD static void encode(const float* x, const float* w, int, uint8_t* block) {
         lowbit::encode_q1_0(x, w, block);
@@ -46,14 +58,14 @@ struct Q1_0 {
 };
 
 // Groups of 16 with scales of their own: group g of a block has byte g and 8 bytes of nibbles.
-struct NVFP4 {
+struct Nvfp4 {
     static constexpr int kId = 40, kElements = 64, kBytes = 36, kLanes = 4;
     QK_HD static void encode(const float* x, const float* w, int lane, uint8_t* block) {
         microscale::Nvfp4Step{x - 16 * lane, w - 16 * lane, block}.template run<1>(lane, 1);
     }
 };
 
-struct IQ4_XS {
+struct Iq4Xs {
     static constexpr int kId = 23, kElements = 256, kBytes = 136, kLanes = 8;
     QK_HD static void encode(const float* x, const float* w, int lane, uint8_t* block) {
         iq4::XsSearch<1, 1> group;
@@ -83,6 +95,13 @@ struct IQ4_XS {
     }
 };
 
+template <bool kWeighted>
+using Q1_0 = SignBits;
+template <bool kWeighted>
+using NVFP4 = Nvfp4;
+template <bool kWeighted>
+using IQ4_XS = Iq4Xs;
+
 // A K type: the lanes' parts come together in `shared`, and lane 0 packs them.
 template <class P, int kId_>
 struct Super {
@@ -99,11 +118,16 @@ struct Super {
     QK_HD static void pack(const Shared& shared, uint8_t* block) { P::pack(shared, block); }
 };
 
-using Q2_K = Super<kq::Q2K, 10>;
-using Q3_K = Super<kq::Q3K, 11>;
-using Q4_K = Super<kq::Q4K, 12>;
-using Q5_K = Super<kq::Q5K, 13>;
-using Q6_K = Super<kq::Q6K, 14>;
+template <bool kWeighted>
+using Q2_K = Super<kq::Q2K<kWeighted>, 10>;
+template <bool kWeighted>
+using Q3_K = Super<kq::Q3K<kWeighted>, 11>;
+template <bool kWeighted>
+using Q4_K = Super<kq::Q4K<kWeighted>, 12>;
+template <bool kWeighted>
+using Q5_K = Super<kq::Q5K<kWeighted>, 13>;
+template <bool kWeighted>
+using Q6_K = Super<kq::Q6K<kWeighted>, 14>;
 
 }  // namespace lanes
 }  // namespace QK_VARIANT

@@ -179,17 +179,19 @@ void encode(const float* x, const float* w, uint8_t* out, int64_t n) {
     }
 }
 
-struct EncodeRow {
+typedef void (*EncodeRow)(const float* x, const float* w, uint8_t* out, int64_t n);
+
+struct EncodeEntry {
     int32_t ggml_type;
-    void (*run)(const float* x, const float* w, uint8_t* out, int64_t n);
+    EncodeRow run, run_plain;
 };
 
-template <class Type>
-EncodeRow encode_row_of() {
-    return {Type::kId, encode<Type>};
+template <template <bool> class Type>
+EncodeEntry encode_row_of() {
+    return {Type<true>::kId, encode<Type<true>>, encode<Type<false>>};
 }
 
-const EncodeRow kEncoders[] = {
+const EncodeEntry kEncoders[] = {
     encode_row_of<lanes::Q4_0>(),
     encode_row_of<lanes::Q4_1>(),
     encode_row_of<lanes::Q5_0>(),
@@ -212,12 +214,17 @@ const EncodeRow kEncoders[] = {
 }  // namespace QK_VARIANT
 }  // namespace qk
 
-// One row; 0, or 1 where the type has no such encoder.
+// One row, without importance if w is null; 0, or 1 where the type has no such encoder.
 extern "C" int32_t qk_twin_encode(int32_t ggml_type, const float* x, const float* w, uint8_t* out,
                                   int64_t n) {
+    const std::vector<float> ones(w == nullptr ? size_t(n) : 0, 1.0f);
     for (const auto& entry : qk::QK_VARIANT::kEncoders) {
         if (entry.ggml_type != ggml_type) continue;
-        entry.run(x, w, out, n);
+        if (w == nullptr) {
+            entry.run_plain(x, ones.data(), out, n);
+        } else {
+            entry.run(x, w, out, n);
+        }
         return 0;
     }
     return 1;

@@ -23,8 +23,11 @@ struct Guessed {
 
 struct NL : Fitted<Guessed> {
     using Levels = Iq4Levels;
-    static constexpr int kElements = 32, kBytes = 18;
-    QK_HD static void pack(const uint8_t* codes, uint8_t* out) { put_nibbles(codes, out); }
+    static constexpr int kElements = 32, kBytes = 18, kWords = 4;
+    template <class I>
+    QK_HD static void pack(const I* codes, I* words) {
+        nibble_words(codes, words);
+    }
 };
 
 // A value for each group of a tile set: kTiles vectors, lane by lane group after group.
@@ -218,10 +221,12 @@ QK_HD inline void encode_xs(const float* x, const float* w, uint8_t* out) {
 
 }  // namespace iq4
 
+template <bool kWeighted>
 QK_HD inline void encode_row_iq4_nl(const float* x, const float* w, uint8_t* out, int64_t n) {
-    encode_scaled<iq4::NL>(x, w, out, n);
+    encode_scaled<iq4::NL, kWeighted>(x, w, out, n);
 }
 
+template <bool kWeighted>
 QK_HD inline void encode_row_iq4_xs(const float* x, const float* w, uint8_t* out, int64_t n) {
     int64_t i = 0;
     if constexpr (kq::kMaxLanes == 16) {

@@ -8,6 +8,10 @@
 
 #include "../formats/numbers.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #if defined(QK_ONE_LANE)
 #include "../cuda/lane.cuh"
 #endif
@@ -70,13 +74,41 @@ QK_HD inline F splat(float v) {
     return v - F{};
 }
 
+// Weights that are all 1, and cost nothing.
+struct One {
+    template <class F>
+    QK_HD friend F operator*(One, F v) {
+        return v;
+    }
+};
+
+// a < b ? a : b, and with >. The instructions are named since a comparison and a choice is what
+// compilers make of the operators; b where either is NaN, in all of them.
 template <class F>
 QK_HD inline F lower(F a, F b) {
+#if defined(__AVX512F__) && !defined(QK_ONE_LANE)
+    if constexpr (sizeof(F) == 64) return (F)_mm512_min_ps((__m512)a, (__m512)b);
+#endif
+#if defined(__AVX__) && !defined(QK_ONE_LANE)
+    if constexpr (sizeof(F) == 32) return (F)_mm256_min_ps((__m256)a, (__m256)b);
+#endif
+#if defined(__SSE2__) && !defined(QK_ONE_LANE)
+    if constexpr (sizeof(F) == 16) return (F)_mm_min_ps((__m128)a, (__m128)b);
+#endif
     return a < b ? a : b;
 }
 
 template <class F>
 QK_HD inline F higher(F a, F b) {
+#if defined(__AVX512F__) && !defined(QK_ONE_LANE)
+    if constexpr (sizeof(F) == 64) return (F)_mm512_max_ps((__m512)a, (__m512)b);
+#endif
+#if defined(__AVX__) && !defined(QK_ONE_LANE)
+    if constexpr (sizeof(F) == 32) return (F)_mm256_max_ps((__m256)a, (__m256)b);
+#endif
+#if defined(__SSE2__) && !defined(QK_ONE_LANE)
+    if constexpr (sizeof(F) == 16) return (F)_mm_max_ps((__m128)a, (__m128)b);
+#endif
     return a > b ? a : b;
 }
 

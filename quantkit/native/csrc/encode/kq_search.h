@@ -26,8 +26,9 @@ constexpr int kSuper = 256;
 constexpr float kStepCost = 0.001f;
 
 // What a type allows: codes [kLo, kHi], scales [kScaleLo, kScaleHi], mins [0, kMinHi].
-template <int kSub_, int kLo_, int kHi_, int kScaleLo_, int kScaleHi_, int kMinHi_>
+template <bool kWeighted_, int kSub_, int kLo_, int kHi_, int kScaleLo_, int kScaleHi_, int kMinHi_>
 struct Params {
+    static constexpr bool kWeighted = kWeighted_;  // without importance, weights cost nothing
     static constexpr int kSub = kSub_;
     static constexpr int kGroups = kSuper / kSub_;         // sub-blocks of a super-block
     static constexpr int kSubBlocks = kHeld<kGroups>;      // those at hand
@@ -44,12 +45,21 @@ struct Params {
 template <class P>
 struct Block {
     alignas(64) float x[P::kValues];  // [element][sub-block], minus mean
-    alignas(64) float w[P::kValues];
+    alignas(64) float w[P::kWeighted ? P::kValues : 1];
     alignas(64) float mean[P::kSubBlocks];  // weighted; 0 for types without a min
     alignas(64) float low[P::kSubBlocks], high[P::kSubBlocks];  // extremes of x
     alignas(64) float sum_w[P::kSubBlocks], sum_wx[P::kSubBlocks];
     alignas(64) float sum_wxx[P::kSubBlocks];
     float unit;  // 2^e: true value = unit * (x + mean)
+
+    QK_HD auto weights(int i) const {
+        if constexpr (P::kWeighted) {
+            return load<typename P::F>(w + i);
+        } else {
+            (void)i;
+            return One{};
+        }
+    }
 };
 
 // The real-valued optimum of each sub-block and the curvature of its error.
@@ -85,7 +95,7 @@ QK_HD inline Moments<F> moments(const Block<P>& block, int lane, F offset, F inv
     for (int i = lane; i < P::kValues; i += P::kSubBlocks) {
         const F x = load<F>(block.x + i);
         const F q = nearest_in<F>((x - offset) * inverse_step, lo, hi);
-        const F wq = load<F>(block.w + i) * q;
+        const F wq = block.weights(i) * q;
         m.q += wq;
         m.qq += wq * q;
         m.xq += wq * x;
@@ -104,7 +114,7 @@ QK_HD inline F true_error(const Block<P>& block, int lane, F step, F offset) {
         F t = load<F>(block.x + i) * inverse_step;
         if constexpr (P::kAffine) t = t - start;
         const F miss = t - nearest_in<F>(t, lo, hi);
-        error += load<F>(block.w + i) * (miss * miss);
+        error += block.weights(i) * (miss * miss);
     }
     const F flat = load<F>(block.sum_wxx + lane) +
                    offset * (offset * load<F>(block.sum_w + lane) -

@@ -9,14 +9,16 @@ namespace lowbit {
 
 struct Q2_0 : Fitted<Q2_0> {
     using Levels = Integers<-1, 2, 1>;
-    static constexpr int kElements = 64, kBytes = 18, kTurns = 1;
+    static constexpr int kElements = 64, kBytes = 18, kWords = 4, kTurns = 1;
     static constexpr Guesses<10> kGuesses{2.0f, 2.4f, 1.25f, 1.05f};
     // Four consecutive elements to a byte, the first lowest.
-    QK_HD static void pack(const uint8_t* __restrict codes, uint8_t* __restrict out) {
+    template <class I>
+    QK_HD static void pack(const I* codes, I* words) {
         QK_UNROLL
-        for (int byte = 0; byte < 16; ++byte) {
-            const uint8_t* four = codes + 4 * byte;
-            out[byte] = uint8_t(four[0] | four[1] << 2 | four[2] << 4 | four[3] << 6);
+        for (int k = 0; k < kWords; ++k) {
+            words[k] = I{};
+            QK_UNROLL
+            for (int i = 0; i < 16; ++i) words[k] |= codes[16 * k + i] << (2 * i);
         }
     }
 };
@@ -57,12 +59,14 @@ QK_HD inline void encode_q1_0(const float* x, const float* w, uint8_t* out) {
 
 }  // namespace lowbit
 
+template <bool kWeighted>
 QK_HD inline void encode_row_q1_0(const float* x, const float* w, uint8_t* out, int64_t n) {
     for (int64_t i = 0; i < n; i += 128, out += 18) lowbit::encode_q1_0(x + i, w + i, out);
 }
 
+template <bool kWeighted>
 QK_HD inline void encode_row_q2_0(const float* x, const float* w, uint8_t* out, int64_t n) {
-    encode_scaled<lowbit::Q2_0>(x, w, out, n);
+    encode_scaled<lowbit::Q2_0, kWeighted>(x, w, out, n);
 }
 
 }  // namespace QK_VARIANT

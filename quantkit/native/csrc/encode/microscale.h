@@ -34,7 +34,8 @@ struct Best {
     }
 };
 
-// Nibbles of kHalf bytes: element j low, element j + kHalf high; bit 3 is the sign. Zeros have none.
+// Nibbles of kHalf bytes: element j low, element j + kHalf high; bit 3 is the sign, which zeros
+// do not have.
 template <int kHalf>
 QK_HD inline void put_signed_nibbles(const float* __restrict x, const uint8_t* __restrict codes,
                                uint8_t* __restrict out) {
@@ -141,10 +142,12 @@ struct Nvfp4Step {
 
 }  // namespace microscale
 
+template <bool kWeighted>
 QK_HD inline void encode_row_mxfp4(const float* x, const float* w, uint8_t* out, int64_t n) {
     for_tiles<kq::kMaxLanes>(0, n / 32, microscale::Mxfp4Step{x, w, out});
 }
 
+template <bool kWeighted>
 QK_HD inline void encode_row_nvfp4(const float* x, const float* w, uint8_t* out, int64_t n) {
     for_tiles<kq::kMaxLanes>(0, n / 16, microscale::Nvfp4Step{x, w, out});
 }

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../formats/levels.h"
-#include "sums.h"
+#include "pack.h"
 
 namespace qk {
 namespace QK_VARIANT {
@@ -15,6 +15,7 @@ namespace QK_VARIANT {
 template <int kLo, int kHi, int kZero_>
 struct Integers {
     static constexpr int kZero = kZero_;
+    static constexpr float kLast = kHi;
     template <class F>
     QK_HD static F clip(F t) {
         return lower<F>(higher<F>(t, splat<F>(kLo)), splat<F>(kHi));
@@ -167,7 +168,8 @@ QK_HD inline void fit_scales(const T& tile, const typename T::F (&inverse_scale)
     F xq[kCount] = {}, qq[kCount] = {};
     QK_UNROLL
     for (int i = 0; i < T::kElements; ++i) {
-        const F x = tile.values(i), w = tile.weights(i);
+        const F x = tile.values(i);
+        const auto w = tile.weights(i);
         QK_UNROLL
         for (int k = 0; k < kCount; ++k) {
             const F q = Levels::template nearest<F, typename T::I>(x * inverse_scale[k]);
@@ -248,6 +250,17 @@ QK_HD inline typename T::F better_scale(const T& tile, typename T::F a, typename
     return error_at<Levels>(tile, b) < error_at<Levels>(tile, a) ? b : a;
 }
 
+// Where rounding to binary16 moves a scale much, the smallest one, or zeros, may be better.
+template <class Levels, class T>
+QK_HD inline typename T::F settle(const T& tile, typename T::F scale, typename T::F extreme) {
+    using F = typename T::F;
+    using I = typename T::I;
+    const auto coarse = magnitude<F, I>(scale) < splat<F>(0x1p-14f);
+    if (!any((I)coarse)) return scale;
+    const F small = better_scale<Levels>(tile, scale, least_scale<F, I>(extreme));
+    return coarse ? better_scale<Levels>(tile, F{}, small) : scale;
+}
+
 // A type whose scale is found by search_fit.
 template <class Type>
 struct Fitted {
@@ -259,12 +272,7 @@ struct Fitted {
         // Rounding to binary16 may favour the scale of plain rounding, exact for lone values.
         const F fitted = round_to_half<F, I>(search_fit<Type>(tile, extreme).scale);
         const F plain = round_to_half<F, I>(extreme * (1.0f / Type::kGuesses.plain()));
-        const F scale = better_scale<Levels>(tile, fitted, plain);
-        // Where it moves a scale much, the smallest one, or zeros, may be better.
-        const auto coarse = magnitude<F, I>(scale) < splat<F>(0x1p-14f);
-        if (!any((I)coarse)) return scale;
-        const F small = better_scale<Levels>(tile, scale, least_scale<F, I>(extreme));
-        return coarse ? better_scale<Levels>(tile, F{}, small) : scale;
+        return settle<Levels>(tile, better_scale<Levels>(tile, fitted, plain), extreme);
     }
 };
 
@@ -288,8 +296,8 @@ QK_HD inline void write_codes(const T& tile, typename T::F scale, uint8_t* __res
     }
 }
 
-// Encodes tiles of blocks with one scale: half, then packed codes.
-template <class Type>
+// Encodes tiles of blocks with one scale: half, then Type::kWords words of codes.
+template <class Type, bool kWeighted>
 struct ScaledStep {
     const float* x;
     const float* w;
@@ -297,26 +305,24 @@ struct ScaledStep {
 
     template <int kLanes>
     QK_HD void run(int64_t first, int n_blocks) const {
-        using T = Tile<Type::kElements, kLanes>;
+        using T = TileOf<Type::kElements, kLanes, kWeighted>;
         using F = typename T::F;
+        using I = typename T::I;
         T tile;
-        load_tile(x + first * Type::kElements, w + first * Type::kElements, n_blocks, tile);
-        scale_weights(tile, largest_weight(tile));
+        load_blocks(x + first * Type::kElements, w + first * Type::kElements, n_blocks, tile);
         const F extreme = clip_weightless(tile);
-        const F scale = Type::scale(tile, extreme);
-        alignas(64) uint8_t codes[kLanes * Type::kElements];
-        write_codes<typename Type::Levels>(tile, scale, codes);
-        for (int b = 0; b < n_blocks; ++b) {
-            uint8_t* block = out + (first + b) * Type::kBytes;
-            put_half(block, scale[b]);
-            Type::pack(codes + b * Type::kElements, block + 2);
-        }
+        const F scale = Type::scale(tile, extreme), inverse_scale = inverse<F>(scale);
+        I codes[Type::kElements], words[Type::kWords];
+        find_codes<typename Type::Levels>(tile, codes, [&](F v) { return v * inverse_scale; });
+        Type::pack(codes, words);
+        put_blocks<T, 1, Type::kWords>({bits_of_halves<F, I>(scale)}, words, n_blocks,
+                                       out + first * Type::kBytes);
     }
 };
 
-template <class Type>
+template <class Type, bool kWeighted>
 QK_HD inline void encode_scaled(const float* x, const float* w, uint8_t* out, int64_t n) {
-    for_tiles<kq::kMaxLanes>(0, n / Type::kElements, ScaledStep<Type>{x, w, out});
+    for_tiles<kq::kMaxLanes>(0, n / Type::kElements, ScaledStep<Type, kWeighted>{x, w, out});
 }
 
 }  // namespace QK_VARIANT

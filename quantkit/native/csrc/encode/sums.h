@@ -4,6 +4,8 @@
 // the vectors nor the number of blocks in a tile changes a bit of the result.
 #pragma once
 
+#include <type_traits>
+
 #include "../formats/numbers.h"
 #include "kq_lanes.h"
 
@@ -14,6 +16,7 @@ using kq::higher;
 using kq::inverse;
 using kq::load;
 using kq::lower;
+using kq::One;
 using kq::splat;
 using kq::store;
 
@@ -27,6 +30,7 @@ struct Wide {
 template <int kElements_, int kLanes_>
 struct Tile {
     static constexpr int kElements = kElements_, kLanes = kLanes_;
+    static constexpr bool kWeighted = true;
     using F = typename Wide<kLanes>::F;
     using I = typename Wide<kLanes>::I;
     alignas(64) float x[kElements * kLanes];
@@ -35,11 +39,25 @@ struct Tile {
     QK_HD F weights(int i) const { return load<F>(w + i * kLanes); }
 };
 
+// A tile without importance.
+template <int kElements_, int kLanes_>
+struct PlainTile {
+    static constexpr int kElements = kElements_, kLanes = kLanes_;
+    static constexpr bool kWeighted = false;
+    using F = typename Wide<kLanes>::F;
+    using I = typename Wide<kLanes>::I;
+    alignas(64) float x[kElements * kLanes];
+    QK_HD F values(int i) const { return load<F>(x + i * kLanes); }
+    QK_HD One weights(int) const { return {}; }
+};
+
 // Nearest integer, ties to even, of |v| < 2^22; one instruction where there is one.
 template <class F>
 QK_HD inline F rounded(F v) {
 #if defined(__AVX512F__) && !defined(QK_ONE_LANE)
-    if constexpr (sizeof(F) == 64) return (F)_mm512_mask_roundscale_ps((__m512)v, 0xFFFF, (__m512)v, 8);
+    if constexpr (sizeof(F) == 64) {
+        return (F)_mm512_mask_roundscale_ps((__m512)v, 0xFFFF, (__m512)v, 8);
+    }
 #endif
 #if defined(__AVX2__) && !defined(QK_ONE_LANE)
     if constexpr (sizeof(F) == 32) return (F)_mm256_round_ps((__m256)v, 8);
@@ -201,6 +219,38 @@ QK_HD inline typename T::F clip_weightless(T& tile) {
     }
     return best;
 }
+
+// Without importance every element counts.
+template <int kElements, int kLanes>
+QK_HD inline typename Wide<kLanes>::F clip_weightless(PlainTile<kElements, kLanes>& tile) {
+    using F = typename Wide<kLanes>::F;
+    F best = {}, top = {};
+    QK_UNROLL
+    for (int i = 0; i < kElements; ++i) {
+        const F x = tile.values(i), mag = magnitude<F, typename Wide<kLanes>::I>(x);
+        best = mag > top ? x : best;
+        top = higher<F>(mag, top);
+    }
+    return best;
+}
+
+// Blocks with weights that are fit for sums.
+template <int kElements, int kLanes>
+QK_HD inline void load_blocks(const float* x, const float* w, int n_blocks,
+                              Tile<kElements, kLanes>& tile) {
+    load_tile(x, w, n_blocks, tile);
+    scale_weights(tile, largest_weight(tile));
+}
+
+template <int kElements, int kLanes>
+QK_HD inline void load_blocks(const float* x, const float*, int n_blocks,
+                              PlainTile<kElements, kLanes>& tile) {
+    interleave<PlainTile<kElements, kLanes>>(x, n_blocks, tile.x);
+}
+
+template <int kElements, int kLanes, bool kWeighted>
+using TileOf =
+    std::conditional_t<kWeighted, Tile<kElements, kLanes>, PlainTile<kElements, kLanes>>;
 
 // Calls step.template run<kLanes>(first block, number of blocks) over n_blocks blocks.
 template <int kLanes, class Step>

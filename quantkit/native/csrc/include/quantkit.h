@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define QK_ABI_VERSION 1
+#define QK_ABI_VERSION 2
 
 #if defined(_WIN32)
 #define QK_API __declspec(dllexport)
@@ -23,10 +23,10 @@ extern "C" {
 
 enum {
     QK_OK = 0,
-    QK_BAD_ARGUMENT = 1,     /* null pointer, negative size, elements that are not whole blocks */
+    QK_BAD_ARGUMENT = 1,     /* null pointer, size, elements of a part of a block, importance */
     QK_NO_SUCH_TYPE = 2,     /* this library has no decoder (encoder) of the type */
     QK_NO_SUCH_VARIANT = 3,  /* the processor lacks the instructions, or the build the variant */
-    QK_NOT_FINITE = 4,       /* encode: a value or an importance; decode: see qk_cpu_decode */
+    QK_NOT_FINITE = 4,       /* a value: see qk_cpu_decode and qk_cpu_encode */
     QK_INTERNAL = 5          /* out of memory or threads */
 };
 
@@ -52,14 +52,12 @@ QK_API int32_t qk_cpu_block(int32_t op, int32_t ggml_type, int32_t* n_elements, 
 QK_API int32_t qk_cpu_decode(int32_t ggml_type, const void* src, void* dst, int32_t dst_bf16,
                              int64_t n_elements, int32_t n_threads);
 
-/* n_rows rows of row_length values, whole blocks, each channel weighted by importance[channel];
- * NULL means 1 everywhere. Nothing is written to dst when a check fails. */
+/* n_rows rows of row_length values, whole blocks, each channel weighted by importance[channel],
+ * finite and not negative; NULL means 1 everywhere. QK_NOT_FINITE, with the index of the first
+ * value that is NaN or exceeds `largest` in magnitude: dst then holds nothing of use. */
 QK_API int32_t qk_cpu_encode(int32_t ggml_type, const float* src, const float* importance,
-                             void* dst, int64_t n_rows, int64_t row_length, int32_t n_threads);
-
-/* The index of the first value that is NaN or exceeds `largest` in magnitude, -1 without one,
- * -2 when memory or threads are missing. */
-QK_API int64_t qk_cpu_first_beyond(const float* src, int64_t n, float largest, int32_t n_threads);
+                             float largest, void* dst, int64_t n_rows, int64_t row_length,
+                             int32_t n_threads);
 
 #ifdef __cplusplus
 }

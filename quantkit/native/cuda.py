@@ -1,6 +1,6 @@
 """`libquantkit_cuda` for torch tensors: block types decoded and encoded on the GPU they lie on.
 
-Results equal the CPU library's bit for bit, save that a NaN decoded from a NaN scale is any NaN.
+Results equal the CPU library's bit for bit, save that a decoded NaN is any NaN.
 Calls enqueue work on torch's current stream of the tensors' device, like torch's own. The library
 is built with `make native-cuda`; without it everything here but `load` raises `DeviceError`.
 """

@@ -159,17 +159,21 @@ def check_encoder(qtype: QType) -> list[str]:
 # Speed.
 
 
-def seconds(call: Callable[[], object], repeats: int = 5) -> float:
-    """The best of several runs on the device, after one that does not count."""
+def seconds(call: Callable[[], object], repeats: int = 5, calls: int = 10) -> float:
+    """Of one call on the device, the best of several runs, after one that does not count.
+
+    A run is some calls in a row, so that the device works while the host prepares the next.
+    """
     call()
     best = float("inf")
     for _ in range(repeats):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
+        for _ in range(calls):
+            call()
         stop.record()
         stop.synchronize()
-        best = min(best, start.elapsed_time(stop) / 1e3)
+        best = min(best, start.elapsed_time(stop) / 1e3 / calls)
     return best
 
 
@@ -198,7 +202,7 @@ def time_type(qtype: QType, row: Row, copy_gb: float) -> None:
     def encode() -> None:
         cuda.encode(gguf_id(qtype), values, importance, known_finite=True)
 
-    row.encode_gweights = values.numel() / seconds(encode, repeats=2) / 1e9
+    row.encode_gweights = values.numel() / seconds(encode, repeats=2, calls=1) / 1e9
 
 
 def table(rows: list[Row]) -> str:

@@ -74,6 +74,10 @@ def encoded_by_cpu(qtype: QType, values: np.ndarray, importance: np.ndarray | No
     return out
 
 
+def floats_of(bfloats: np.ndarray) -> np.ndarray:
+    return (bfloats.astype(np.uint32) << 16).view(np.float32)
+
+
 def same_values(ours: np.ndarray, expected: np.ndarray) -> bool:
     """Same bits; any NaN stands for any other."""
     same = ours.view(np.uint32) == expected.view(np.uint32)
@@ -96,20 +100,25 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     subprocess.run([compiler, *flags, SOURCES / "cuda/twin.cpp", "-o", path], check=True)
     library = ctypes.CDLL(str(path))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.qk_twin_decode.argtypes = [ctypes.c_int32, pointer, pointer, number]
+    library.qk_twin_decode.argtypes = [ctypes.c_int32, pointer, pointer, ctypes.c_int32, number]
     library.qk_twin_encode.argtypes = [ctypes.c_int32, pointer, pointer, pointer, number]
     return library
 
 
+@pytest.mark.parametrize("to_bf16", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("qtype", [q for q in DECODED if q.name not in PLAIN], ids=lambda q: q.name)
 def test_device_decoders_run_by_the_host_give_the_bits_of_the_cpu(
-    twin: ctypes.CDLL, qtype: QType
+    twin: ctypes.CDLL, qtype: QType, to_bf16: bool
 ) -> None:
-    data = random_bytes(qtype, 1 << 16 >> (qtype.block_size.bit_length() - 1))
-    expected = decoded_by_cpu(qtype, data)
+    data = random_bytes(qtype, 1 << 20 >> (qtype.block_size.bit_length() - 1))
+    expected = decoded_by_cpu(qtype, data, np.uint16 if to_bf16 else np.float32)
     ours = np.empty_like(expected)
-    status = twin.qk_twin_decode(type_id(qtype), data.ctypes.data, ours.ctypes.data, ours.size)
+    status = twin.qk_twin_decode(
+        type_id(qtype), data.ctypes.data, ours.ctypes.data, to_bf16, ours.size
+    )
     assert status == 0
+    if to_bf16:
+        ours, expected = floats_of(ours), floats_of(expected)
     assert same_values(ours, expected)
 
 
@@ -240,8 +249,7 @@ def test_gpu_decodes_to_the_bits_of_the_cpu(device: torch.device, qtype: QType) 
             floats = cuda.decode(type_id(qtype), blocks, torch.float32).cpu().numpy()
             assert same_values(floats, decoded_by_cpu(qtype, data))
             bfloats = cuda.decode(type_id(qtype), blocks).float().cpu().numpy()
-            bits = decoded_by_cpu(qtype, data, np.uint16).astype(np.uint32) << 16
-            assert same_values(bfloats, bits.view(np.float32))
+            assert same_values(bfloats, floats_of(decoded_by_cpu(qtype, data, np.uint16)))
 
 
 @pytest.mark.gpu

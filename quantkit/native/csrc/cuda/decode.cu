@@ -1,7 +1,8 @@
 // Decoding on the GPU: tiles of blocks go through shared memory, since most blocks have sizes to
 // which no wide load is aligned, and every thread turns some of their bytes into eight values.
-#include <cuda_bf16.h>
 #include <cuda_pipeline.h>
+
+#include <type_traits>
 
 #include "tables.cuh"
 #include "unpack.cuh"
@@ -13,24 +14,19 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTileElements = 8192;  // a multiple of 16 bytes in every type
+constexpr int kPasses = 4;  // eights of a thread in a tile
+constexpr int kTileElements = 8 * kThreads * kPasses;  // a multiple of 16 bytes in every type
 constexpr int kPad = 16;             // eight_at() may read a little past the last block
 
-__device__ inline void store_eight(const float* values, __nv_bfloat16* dst) {
-    uint4 packed;
-    uint32_t* words = &packed.x;
+// The compiler would take a plain assignment apart; and nobody reads the result soon.
+template <class Values>
+__device__ inline void store(const Values& values, Values* dst) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * k], values[2 * k + 1]);
-        memcpy(words + k, &pair, 4);
+    for (int i = 0; i < int(sizeof(Values) / 16); ++i) {
+        uint4 words;
+        memcpy(&words, reinterpret_cast<const uint8_t*>(&values) + 16 * i, 16);
+        __stcs(reinterpret_cast<uint4*>(dst) + i, words);
     }
-    *reinterpret_cast<uint4*>(dst) = packed;
-}
-
-__device__ inline void store_eight(const float* values, float* dst) {
-    float4* out = reinterpret_cast<float4*>(dst);
-    out[0] = make_float4(values[0], values[1], values[2], values[3]);
-    out[1] = make_float4(values[4], values[5], values[6], values[7]);
 }
 
 // Starts copying n_bytes to shared memory.
@@ -47,31 +43,38 @@ __device__ inline void stage(uint8_t* shared, const uint8_t* src, int n_bytes) {
     __pipeline_commit();
 }
 
-template <class Type, class Out>
-__device__ inline void decode_tile(const uint8_t* tile, const uint8_t* grid, Out* dst,
+// The eights of a thread are at the same place of their blocks in every pass, so what follows from
+// it is computed once.
+template <bool kWhole, class Type, class Values>
+__device__ inline void decode_tile(const uint8_t* tile, const uint8_t* grid, Values* dst,
                                    int64_t n_left) {
-#pragma unroll 2
-    for (int pass = 0; pass < kTileElements; pass += 8 * kThreads) {
-        const int element = pass + 8 * int(threadIdx.x);
-        if (element >= n_left) return;
-        float values[8];
-        Type::eight(tile + element / Type::kElements * Type::kBytes, grid,
-                    element % Type::kElements / 8, values);
-        store_eight(values, dst + element);
+    constexpr unsigned kEights = Type::kElements / 8;
+    static_assert(kThreads % kEights == 0, "a pass is whole blocks");
+    const uint8_t* block = tile + threadIdx.x / kEights * Type::kBytes;
+    const int p = int(threadIdx.x % kEights);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+        const unsigned eight = unsigned(pass * kThreads) + threadIdx.x;
+        if (!kWhole && 8 * eight >= n_left) return;
+        Values values;
+        Type::eight(block + pass * int(kThreads / kEights) * Type::kBytes, grid, p, &values);
+        store(values, dst + eight);
     }
 }
 
 // Two tiles at a time: while one is decoded, the next arrives.
-template <class Type, bool kAligned, class Out>
+template <class Type, bool kAligned, class Values>
 __global__ void __launch_bounds__(kThreads, 5)
     decode_tiles(const uint8_t* __restrict__ src, const uint4* __restrict__ rows,
-                 Out* __restrict__ dst, int64_t n_elements) {
+                 Values* __restrict__ dst, int64_t n_elements) {
     constexpr int kTileBytes = kTileElements / Type::kElements * Type::kBytes;
     static_assert(kTileBytes % 16 == 0 && Type::kGridBytes % 16 == 0, "16-byte copies");
     __shared__ alignas(16) uint8_t tiles[2][kTileBytes + kPad];
     __shared__ alignas(16) uint8_t grid[Type::kGridBytes + 16];
-    for (int i = threadIdx.x; i < Type::kGridBytes / 16; i += kThreads) {
-        reinterpret_cast<uint4*>(grid)[i] = rows[i];
+    if constexpr (Type::kGridBytes > 0) {
+        for (unsigned i = threadIdx.x; i < Type::kGridBytes / 16; i += kThreads) {
+            reinterpret_cast<uint4*>(grid)[i] = rows[i];
+        }
     }
     const int64_t n_bytes = n_elements / Type::kElements * Type::kBytes;
     const int64_t n_tiles = (n_elements + kTileElements - 1) / kTileElements;
@@ -92,8 +95,13 @@ __global__ void __launch_bounds__(kThreads, 5)
             __pipeline_wait_prior(0);
         }
         __syncthreads();
-        decode_tile<Type>(tiles[buffer], grid, dst + tile * kTileElements,
-                          n_elements - tile * kTileElements);
+        const int64_t n_left = n_elements - tile * kTileElements;
+        Values* out = dst + tile * (kTileElements / 8);
+        if (n_left >= kTileElements) {
+            decode_tile<true, Type>(tiles[buffer], grid, out, n_left);
+        } else {
+            decode_tile<false, Type>(tiles[buffer], grid, out, n_left);
+        }
         __syncthreads();
     }
 }
@@ -148,12 +156,17 @@ cudaError_t blocks_at_once(Kernel kernel, int64_t* n_blocks) {
     return error;
 }
 
-template <class Type, bool kAligned, class Out>
-cudaError_t launch(const uint8_t* src, Out* dst, int64_t n_elements, cudaStream_t stream) {
+bool is_aligned(const void* src) {
+    return reinterpret_cast<uintptr_t>(src) % 16 == 0;
+}
+
+template <class Type, class Values>
+cudaError_t launch(const uint8_t* src, Values* dst, int64_t n_elements, cudaStream_t stream) {
     const uint4* rows = nullptr;
     cudaError_t error = grid_rows<Type>(&rows);
     if (error != cudaSuccess) return error;
-    const auto kernel = decode_tiles<Type, kAligned, Out>;
+    const auto kernel = is_aligned(src) ? decode_tiles<Type, true, Values>
+                                        : decode_tiles<Type, false, Values>;
     int64_t n_blocks = 0;
     error = blocks_at_once(kernel, &n_blocks);
     if (error != cudaSuccess) return error;
@@ -167,78 +180,101 @@ template <class Type>
 cudaError_t decode(const void* from, void* dst, bool bf16, int64_t n_elements,
                    cudaStream_t stream) {
     const uint8_t* src = static_cast<const uint8_t*>(from);
-    const bool aligned = reinterpret_cast<uintptr_t>(from) % 16 == 0;
-    if (bf16) {
-        auto* out = static_cast<__nv_bfloat16*>(dst);
-        return aligned ? launch<Type, true>(src, out, n_elements, stream)
-                       : launch<Type, false>(src, out, n_elements, stream);
-    }
-    auto* out = static_cast<float*>(dst);
-    return aligned ? launch<Type, true>(src, out, n_elements, stream)
-                   : launch<Type, false>(src, out, n_elements, stream);
+    return bf16 ? launch<Type>(src, static_cast<EightBfloats*>(dst), n_elements, stream)
+                : launch<Type>(src, static_cast<EightFloats*>(dst), n_elements, stream);
 }
 
-// Plain floats: the payload of a NaN stays, hence no conversion instructions.
+// Plain floats; Same is what needs no conversion.
 struct F32 {
     static constexpr int kId = 0, kBytes = 4;
     using Stored = float;
+    using Same = EightFloats;
     __device__ static float value(float v) { return v; }
 };
 
 struct F16 {
     static constexpr int kId = 1, kBytes = 2;
     using Stored = uint16_t;
-    __device__ static float value(uint16_t bits) { return half_bits_to_float(bits); }
+    using Same = void;
+    __device__ static float value(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 };
 
 struct BF16 {
     static constexpr int kId = 30, kBytes = 2;
     using Stored = uint16_t;
+    using Same = EightBfloats;
     __device__ static float value(uint16_t bits) { return bfloat_to_float(bits); }
 };
 
-__device__ inline void put(float value, float* dst) { *dst = value; }
-__device__ inline void put(float value, uint16_t* dst) { *dst = float_to_bfloat(value); }
+template <class Type>
+struct alignas(16) StoredEight {
+    typename Type::Stored of[8];
 
-template <class Value, int kCount>
-struct alignas(sizeof(Value) * kCount) Together {
-    Value of[kCount];
+    __device__ void load(const uint4* src) {
+#pragma unroll
+        for (int i = 0; i < int(sizeof of / 16); ++i) {
+            const uint4 words = __ldcs(src + i);
+            memcpy(reinterpret_cast<uint8_t*>(of) + 16 * i, &words, 16);
+        }
+    }
 };
 
-template <class Type, int kCount, class Out>
+__device__ inline void put(float value, int64_t i, EightFloats* dst) {
+    reinterpret_cast<float*>(dst)[i] = value;
+}
+
+__device__ inline void put(float value, int64_t i, EightBfloats* dst) {
+    reinterpret_cast<uint16_t*>(dst)[i] = float_to_bfloat(value);
+}
+
+// A tile to a block of threads: all loads of a thread are under way before its first store.
+template <class Type, class Values>
 __global__ void __launch_bounds__(kThreads)
-    convert(const typename Type::Stored* __restrict__ src, Out* __restrict__ dst, int64_t n) {
-    const int64_t from = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * kCount;
-    if (from + kCount <= n) {
-        using In = Together<typename Type::Stored, kCount>;
-        const In in = *reinterpret_cast<const In*>(src + from);
-        Together<Out, kCount> out;
+    convert(const typename Type::Stored* __restrict__ src, Values* __restrict__ dst, int64_t n,
+            bool aligned) {
+    const int64_t from = int64_t(blockIdx.x) * kTileElements;
+    if (!aligned || from + kTileElements > n) {
+        for (int64_t i = from + threadIdx.x; i < n && i < from + kTileElements; i += kThreads) {
+            put(Type::value(src[i]), i, dst);
+        }
+        return;
+    }
+    const int64_t first = from / 8 + threadIdx.x;
+    StoredEight<Type> in[kPasses];
 #pragma unroll
-        for (int k = 0; k < kCount; ++k) put(Type::value(in.of[k]), out.of + k);
-        *reinterpret_cast<Together<Out, kCount>*>(dst + from) = out;
-    } else {
-        for (int64_t i = from; i < n; ++i) put(Type::value(src[i]), dst + i);
+    for (int pass = 0; pass < kPasses; ++pass) {
+        in[pass].load(reinterpret_cast<const uint4*>(src + 8 * (first + pass * kThreads)));
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+        const auto& of = in[pass].of;
+        Values values;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            put_pair(Type::value(of[2 * k]), Type::value(of[2 * k + 1]), k, &values);
+        }
+        store(values, dst + first + pass * kThreads);
     }
 }
 
-template <class Type, class Out>
-cudaError_t launch_plain(const void* from, Out* dst, int64_t n, cudaStream_t stream) {
-    const auto* src = static_cast<const typename Type::Stored*>(from);
-    const bool aligned = reinterpret_cast<uintptr_t>(from) % 16 == 0;
-    const int64_t per_block = kThreads * (aligned ? 4 : 1);
-    const unsigned n_blocks = unsigned((n + per_block - 1) / per_block);
-    if (aligned) {
-        convert<Type, 4><<<n_blocks, kThreads, 0, stream>>>(src, dst, n);
+template <class Type, class Values>
+cudaError_t launch_plain(const void* from, void* to, int64_t n, cudaStream_t stream) {
+    if constexpr (std::is_same_v<Values, typename Type::Same>) {
+        return cudaMemcpyAsync(to, from, size_t(n) * Type::kBytes, cudaMemcpyDeviceToDevice,
+                               stream);
     } else {
-        convert<Type, 1><<<n_blocks, kThreads, 0, stream>>>(src, dst, n);
+        const auto* src = static_cast<const typename Type::Stored*>(from);
+        const unsigned n_blocks = unsigned((n + kTileElements - 1) / kTileElements);
+        convert<Type><<<n_blocks, kThreads, 0, stream>>>(src, static_cast<Values*>(to), n,
+                                                         is_aligned(src));
+        return cudaGetLastError();
     }
-    return cudaGetLastError();
 }
 
 template <class Type>
 cudaError_t decode_plain(const void* src, void* dst, bool bf16, int64_t n, cudaStream_t stream) {
-    return bf16 ? launch_plain<Type>(src, static_cast<uint16_t*>(dst), n, stream)
-                : launch_plain<Type>(src, static_cast<float*>(dst), n, stream);
+    return bf16 ? launch_plain<Type, EightBfloats>(src, dst, n, stream)
+                : launch_plain<Type, EightFloats>(src, dst, n, stream);
 }
 
 template <class Type>

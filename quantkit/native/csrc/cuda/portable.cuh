@@ -92,22 +92,6 @@ QK_HD inline float byte_to_float(uint32_t word, int k, float zero) {
     return float_of_bits(permute(word, 0x4B000000u, 0x7440u | uint32_t(k))) - (8388608.0f + zero);
 }
 
-// scale * (code - zero) for eight unsigned codes.
-QK_HD inline void emit(Eight codes, float zero, float scale, float* out) {
-    for (int k = 0; k < 4; ++k) {
-        out[k] = scale * byte_to_float(codes.low, k, zero);
-        out[4 + k] = scale * byte_to_float(codes.high, k, zero);
-    }
-}
-
-// scale * code + offset.
-QK_HD inline void emit_shifted(Eight codes, float scale, float offset, float* out) {
-    for (int k = 0; k < 4; ++k) {
-        out[k] = scale * byte_to_float(codes.low, k, 0.0f) + offset;
-        out[4 + k] = scale * byte_to_float(codes.high, k, 0.0f) + offset;
-    }
-}
-
 // The bits of `mask` of every byte shifted down by `shift`.
 QK_HD inline Eight field(Eight bytes, int shift, uint32_t mask) {
     return {(bytes.low >> shift) & mask, (bytes.high >> shift) & mask};

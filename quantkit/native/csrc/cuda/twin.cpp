@@ -13,23 +13,26 @@ namespace qk {
 namespace QK_VARIANT {
 namespace {
 
-template <class Type>
-void decode(const uint8_t* src, const void* grid, float* dst, int64_t n_elements) {
+template <class Type, class Values>
+void decode(const uint8_t* src, const void* grid, void* dst, int64_t n_elements) {
     for (int64_t i = 0; i < n_elements; i += 8) {
         const int p = int(i % Type::kElements / 8);
-        Type::eight(src + i / Type::kElements * Type::kBytes, grid, p, dst + i);
+        Values values;
+        Type::eight(src + i / Type::kElements * Type::kBytes, grid, p, &values);
+        memcpy(static_cast<char*>(dst) + i / 8 * int64_t(sizeof values), &values, sizeof values);
     }
 }
 
 struct Entry {
     int32_t ggml_type;
-    void (*run)(const uint8_t* src, const void* grid, float* dst, int64_t n_elements);
+    void (*to_floats)(const uint8_t* src, const void* grid, void* dst, int64_t n_elements);
+    void (*to_bfloats)(const uint8_t* src, const void* grid, void* dst, int64_t n_elements);
     const void* grid;
 };
 
 template <class Type>
 Entry entry(const void* grid = nullptr) {
-    return {Type::kId, decode<Type>, grid};
+    return {Type::kId, decode<Type, EightFloats>, decode<Type, EightBfloats>, grid};
 }
 
 const Entry kTable[] = {
@@ -231,11 +234,11 @@ extern "C" int32_t qk_twin_encode(int32_t ggml_type, const float* x, const float
 }
 
 // 0, or 1 where the type has no such decoder.
-extern "C" int32_t qk_twin_decode(int32_t ggml_type, const uint8_t* src, float* dst,
-                                  int64_t n_elements) {
+extern "C" int32_t qk_twin_decode(int32_t ggml_type, const uint8_t* src, void* dst,
+                                  int32_t dst_bf16, int64_t n_elements) {
     for (const auto& entry : qk::QK_VARIANT::kTable) {
         if (entry.ggml_type != ggml_type) continue;
-        entry.run(src, entry.grid, dst, n_elements);
+        (dst_bf16 ? entry.to_bfloats : entry.to_floats)(src, entry.grid, dst, n_elements);
         return 0;
     }
     return 1;

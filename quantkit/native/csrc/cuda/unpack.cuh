@@ -1,12 +1,12 @@
 // Device decoders: eight consecutive values of a block, from its bytes.
 //
-// A type is a struct: ggml id, elements and bytes of a block, and eight(), which writes the
-// values 8 p to 8 p + 7. Blocks start at multiples of the largest power of two that divides their
-// size (16 at most). Layouts are explained in decode/*.h, whose results these equal bit for bit,
-// save that a NaN is any NaN.
+// A type is a struct: ggml id, elements and bytes of a block, and eight(), which puts the values
+// 8 p to 8 p + 7 into EightFloats or EightBfloats. Blocks start at multiples of the largest power
+// of two that divides their size (16 at most). Layouts are explained in decode/*.h, whose results
+// these equal bit for bit, save that a NaN is any NaN.
 #pragma once
 
-#include "portable.cuh"
+#include "emit.cuh"
 
 #include "../formats/levels.h"
 
@@ -19,7 +19,8 @@ struct NoGrid {
 
 struct Q4_0 : NoGrid {
     static constexpr int kId = 2, kElements = 32, kBytes = 18;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const Eight packed = eight_at<2>(block + 2 + 8 * (p & 1));
         emit(field(packed, 4 * (p >> 1), kNibbles), 8.0f, half_at(block), out);
     }
@@ -27,7 +28,8 @@ struct Q4_0 : NoGrid {
 
 struct Q4_1 : NoGrid {
     static constexpr int kId = 3, kElements = 32, kBytes = 20;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const Eight packed = eight_at<4>(block + 4 + 8 * (p & 1));
         emit_shifted(field(packed, 4 * (p >> 1), kNibbles), half_at(block), half_at(block + 2),
                      out);
@@ -36,7 +38,8 @@ struct Q4_1 : NoGrid {
 
 struct Q5_0 : NoGrid {
     static constexpr int kId = 6, kElements = 32, kBytes = 22;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const Eight packed = eight_at<2>(block + 6 + 8 * (p & 1));
         const Eight fifth = spread_bits(block[2 + p]);
         emit(either(field(packed, 4 * (p >> 1), kNibbles), fifth, 4), 16.0f, half_at(block), out);
@@ -45,7 +48,8 @@ struct Q5_0 : NoGrid {
 
 struct Q5_1 : NoGrid {
     static constexpr int kId = 7, kElements = 32, kBytes = 24;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const Eight packed = eight_at<8>(block + 8 + 8 * (p & 1));
         const Eight fifth = spread_bits(block[4 + p]);
         emit_shifted(either(field(packed, 4 * (p >> 1), kNibbles), fifth, 4), half_at(block),
@@ -60,67 +64,65 @@ QK_HD inline Eight unsigned_of(Eight bytes) {
 
 struct Q8_0 : NoGrid {
     static constexpr int kId = 8, kElements = 32, kBytes = 34;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         emit(unsigned_of(eight_at<2>(block + 2 + 8 * p)), 128.0f, half_at(block), out);
     }
 };
 
 struct Q1_0 : NoGrid {
     static constexpr int kId = 41, kElements = 128, kBytes = 18;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
-        const Eight bits = spread_bits(block[2 + p]);
-        emit({bits.low << 1, bits.high << 1}, 1.0f, half_at(block), out);
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
+        emit_signs(block[2 + p], half_at(block), out);
     }
 };
 
 struct Q2_0 : NoGrid {
     static constexpr int kId = 42, kElements = 64, kBytes = 18;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const uint32_t pairs = word16_at(block + 2 + 2 * p);
-        emit({spread_pairs(pairs & 0xFF), spread_pairs(pairs >> 8)}, 1.0f, half_at(block), out);
+        emit_few({spread_pairs(pairs & 0xFF), spread_pairs(pairs >> 8)}, half_at(block), out);
     }
 };
 
-// The leading base-3 digit of four bytes, fractions of 256, times `power` modulo 256.
+// The leading base-3 digit of four bytes, fractions of 256, times `power` modulo 256. The even
+// and the odd bytes have 16 bits each for the products, whose upper byte is the digit.
 QK_HD inline uint32_t ternary_digits(uint32_t bytes, uint32_t power) {
-    uint32_t digits = 0;
-    for (int k = 0; k < 4; ++k) {
-        const uint32_t shifted = (((bytes >> (8 * k)) & 0xFF) * power) & 0xFF;
-        digits |= (shifted * 3 >> 8) << (8 * k);
-    }
-    return digits;
+    constexpr uint32_t kLowBytes = 0x00FF00FFu;
+    const uint32_t even = ((permute(bytes, 0, 0x4240u) * power) & kLowBytes) * 3;
+    const uint32_t odd = ((permute(bytes, 0, 0x4341u) * power) & kLowBytes) * 3;
+    return permute(even, odd, 0x7351u);
 }
 
+// Five digits to a byte, a digit of 32, then of 16 bytes for consecutive elements; four bytes of
+// four digits each end the block.
 struct TQ1_0 : NoGrid {
     static constexpr int kId = 34, kElements = 256, kBytes = 54;
     QK_HD static uint32_t power_of_three(int n) {
-        return n == 0 ? 1 : n == 1 ? 3 : n == 2 ? 9 : n == 3 ? 27 : 81;
+        const uint32_t upper = n == 4 ? 81 : 27;
+        return n > 2 ? upper : n == 2 ? 9 : n == 1 ? 3 : 1;
     }
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
-        Eight bytes;
-        int digit, next;  // of the first four and of the last four elements
-        if (p < 20) {
-            bytes = eight_at<2>(block + 8 * (p % 4));
-            digit = next = p / 4;
-        } else if (p < 30) {
-            bytes = eight_at<2>(block + 32 + 8 * (p % 2));
-            digit = next = (p - 20) / 2;
-        } else {
-            bytes.low = bytes.high = word_at<2>(block + 48);
-            digit = 2 * (p - 30);
-            next = digit + 1;
-        }
-        const Eight digits = {ternary_digits(bytes.low, power_of_three(digit)),
-                              ternary_digits(bytes.high, power_of_three(next))};
-        emit(digits, 1.0f, half_at(block + 52), out);
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
+        const bool last = p >= 30;  // its first and last four elements share their bytes
+        const int from = p < 20 ? 8 * (p % 4) : last ? 48 : 32 + 8 * (p % 2);
+        const int digit = p < 20 ? p / 4 : last ? 2 * (p - 30) : (p - 20) / 2;
+        const uint32_t first = power_of_three(digit), second = last ? 3 * first : first;
+        const Eight bytes = eight_at<2>(block + from);
+        emit_few({ternary_digits(bytes.low, first),
+                  ternary_digits(last ? bytes.low : bytes.high, second)},
+                 half_at(block + 52), out);
     }
 };
 
 struct TQ2_0 : NoGrid {
     static constexpr int kId = 35, kElements = 256, kBytes = 66;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const Eight packed = eight_at<2>(block + 32 * (p / 16) + 8 * (p % 4));
-        emit(field(packed, 2 * (p % 16 / 4), 0x03030303u), 1.0f, half_at(block + 64), out);
+        emit_few(field(packed, 2 * (p % 16 / 4), 0x03030303u), half_at(block + 64), out);
     }
 };
 
@@ -165,7 +167,8 @@ QK_HD inline Eight e2m1_levels(Eight codes) {
 
 struct IQ4_NL : NoGrid {
     static constexpr int kId = 20, kElements = 32, kBytes = 18;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const Eight packed = eight_at<2>(block + 2 + 8 * (p & 1));
         emit(iq4_levels(field(packed, 4 * (p >> 1), kNibbles)), 128.0f, half_at(block), out);
     }
@@ -173,7 +176,8 @@ struct IQ4_NL : NoGrid {
 
 struct IQ4_XS : NoGrid {
     static constexpr int kId = 23, kElements = 256, kBytes = 136;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const int g = p / 4;
         const uint32_t lower = word_at<4>(block + 4) >> (4 * g);
         const uint32_t upper = word16_at(block + 2) >> (2 * g);
@@ -186,7 +190,8 @@ struct IQ4_XS : NoGrid {
 
 struct MXFP4 : NoGrid {
     static constexpr int kId = 39, kElements = 32, kBytes = 17;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const Eight packed = eight_at<1>(block + 1 + 8 * (p & 1));
         emit(e2m1_levels(field(packed, 4 * (p >> 1), kNibbles)), 128.0f, e8m0_half(block[0]), out);
     }
@@ -194,7 +199,8 @@ struct MXFP4 : NoGrid {
 
 struct NVFP4 : NoGrid {
     static constexpr int kId = 40, kElements = 64, kBytes = 36;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const Eight packed = eight_at<4>(block + 4 + 8 * (p >> 1));
         emit(e2m1_levels(field(packed, 4 * (p & 1), kNibbles)), 128.0f, e4m3_half(block[p >> 1]),
              out);
@@ -203,7 +209,8 @@ struct NVFP4 : NoGrid {
 
 struct Q2_K : NoGrid {
     static constexpr int kId = 10, kElements = 256, kBytes = 84;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const uint32_t group = block[p / 2];
         const float scale = half_at(block + 80) * float(group & 15);
         const float offset = -(half_at(block + 82) * float(group >> 4));
@@ -214,7 +221,8 @@ struct Q2_K : NoGrid {
 
 struct Q3_K : NoGrid {
     static constexpr int kId = 11, kElements = 256, kBytes = 110;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const int g = p / 2;
         const uint8_t* packed_scales = block + 96;
         const int low = (packed_scales[g % 8] >> (4 * (g / 8))) & 15;
@@ -244,7 +252,8 @@ struct SixBitScale {
 
 struct Q4_K : NoGrid {
     static constexpr int kId = 12, kElements = 256, kBytes = 144;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const int g = p / 4;
         const SixBitScale group(block, g);
         const Eight packed = eight_at<8>(block + 16 + 32 * (g / 2) + 8 * (p % 4));
@@ -254,7 +263,8 @@ struct Q4_K : NoGrid {
 
 struct Q5_K : NoGrid {
     static constexpr int kId = 13, kElements = 256, kBytes = 176;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const int g = p / 4;
         const SixBitScale group(block, g);
         const Eight packed = eight_at<8>(block + 48 + 32 * (g / 2) + 8 * (p % 4));
@@ -266,7 +276,8 @@ struct Q5_K : NoGrid {
 
 struct Q6_K : NoGrid {
     static constexpr int kId = 14, kElements = 256, kBytes = 210;
-    QK_HD static void eight(const uint8_t* block, const void*, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void*, int p, Values* out) {
         const int half = p / 16, quarter = p % 16 / 4;
         const Eight nibbles = eight_at<2>(block + 64 * half + 32 * (quarter & 1) + 8 * (p % 4));
         const Eight pairs = eight_at<2>(block + 128 + 32 * half + 8 * (p % 4));

@@ -1,7 +1,7 @@
 // Device decoders of the types whose codes index a grid: IQ1, IQ2, IQ3. See unpack.cuh.
 #pragma once
 
-#include "portable.cuh"
+#include "emit.cuh"
 
 #include "../formats/grids.h"
 
@@ -40,7 +40,8 @@ QK_HD inline uint32_t even_signs(uint32_t seven) {
 
 struct IQ2_XXS : GridRows<uint64_t, 256> {
     static constexpr int kId = 16, kElements = 256, kBytes = 66;
-    QK_HD static void eight(const uint8_t* block, const void* grid, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void* grid, int p, Values* out) {
         const uint8_t* group = block + 2 + 8 * (p / 4);
         const uint32_t packed = word_at<2>(group + 4);
         const float scale = half_at(block) * (0.5f + float(packed >> 28)) * 0.25f;
@@ -51,7 +52,8 @@ struct IQ2_XXS : GridRows<uint64_t, 256> {
 
 struct IQ2_XS : GridRows<uint64_t, 512> {
     static constexpr int kId = 17, kElements = 256, kBytes = 74;
-    QK_HD static void eight(const uint8_t* block, const void* grid, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void* grid, int p, Values* out) {
         const uint32_t packed = word16_at(block + 2 + 2 * p);
         const uint32_t nibble = (block[66 + p / 4] >> (4 * (p / 2 % 2))) & 15;
         const float scale = half_at(block) * (0.5f + float(nibble)) * 0.25f;
@@ -62,7 +64,8 @@ struct IQ2_XS : GridRows<uint64_t, 512> {
 
 struct IQ2_S : GridRows<uint64_t, 1024> {
     static constexpr int kId = 22, kElements = 256, kBytes = 82;
-    QK_HD static void eight(const uint8_t* block, const void* grid, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void* grid, int p, Values* out) {
         const uint32_t high = (block[66 + p / 4] >> (2 * (p % 4))) & 3;
         const uint32_t nibble = (block[74 + p / 4] >> (4 * (p / 2 % 2))) & 15;
         const float scale = half_at(block) * (0.5f + float(nibble)) * 0.25f;
@@ -73,7 +76,8 @@ struct IQ2_S : GridRows<uint64_t, 1024> {
 
 struct IQ3_XXS : GridRows<uint32_t, 256> {
     static constexpr int kId = 18, kElements = 256, kBytes = 98;
-    QK_HD static void eight(const uint8_t* block, const void* grid, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void* grid, int p, Values* out) {
         const uint32_t packed = word_at<2>(block + 66 + 4 * (p / 4));
         const float scale = half_at(block) * (0.5f + float(packed >> 28)) * 0.5f;
         const Eight levels = {row(grid, block[2 + 2 * p]), row(grid, block[3 + 2 * p])};
@@ -83,7 +87,8 @@ struct IQ3_XXS : GridRows<uint32_t, 256> {
 
 struct IQ3_S : GridRows<uint32_t, 512> {
     static constexpr int kId = 21, kElements = 256, kBytes = 110;
-    QK_HD static void eight(const uint8_t* block, const void* grid, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void* grid, int p, Values* out) {
         const int g = p / 4;
         const uint32_t scale = (block[106 + g / 2] >> (4 * (g % 2))) & 15;
         const uint32_t ninth = uint32_t(block[66 + g]) >> (2 * (p % 4));
@@ -102,7 +107,8 @@ QK_HD inline Eight move_eighth(Eight levels, bool down) {
 
 struct IQ1_S : GridRows<uint64_t, 2048> {
     static constexpr int kId = 19, kElements = 256, kBytes = 50;
-    QK_HD static void eight(const uint8_t* block, const void* grid, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void* grid, int p, Values* out) {
         const uint32_t packed = word16_at(block + 34 + 2 * (p / 4));
         const float scale =
             half_at(block) * float(2 * int((packed >> 12) & 7) + 1) * 0.125f;
@@ -114,7 +120,8 @@ struct IQ1_S : GridRows<uint64_t, 2048> {
 
 struct IQ1_M : GridRows<uint64_t, 2048> {
     static constexpr int kId = 29, kElements = 256, kBytes = 56;
-    QK_HD static void eight(const uint8_t* block, const void* grid, int p, float* out) {
+    template <class Values>
+    QK_HD static void eight(const uint8_t* block, const void* grid, int p, Values* out) {
         const uint32_t low = word_at<4>(block + 48), high = word_at<4>(block + 52);
         const uint32_t half = ((low >> 12) & 0xF) | ((low >> 24) & 0xF0) |
                               ((high >> 4) & 0xF00) | ((high >> 16) & 0xF000);

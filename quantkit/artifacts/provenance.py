@@ -1,7 +1,8 @@
 """`provenance.json`: where every byte of a written model comes from.
 
 Written beside the model by `splice`, `prune` and `quantize`. It names bytes (hashes), not
-recipes: the same recipe built with another compiler can give other bytes.
+recipes: the same recipe built with another compiler can give other bytes. What was written has
+BLAKE3 hashes (`b3sum`), which keep up with the copy; files that went in have SHA-256.
 """
 
 from __future__ import annotations
@@ -9,8 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantkit.artifacts.schema import Count, Label, Problem, Scalar, Sha256, duplicates
+from quantkit.artifacts.schema import Blake3, Count, FileName, Label, Problem, Scalar, duplicates
 from quantkit.artifacts.store import Artifact, FileId
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file of the model; the name is without its folder."""
+
+    name: FileName
+    blake3: Blake3
+    bytes: Count
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class TensorOrigin:
     name: Label
     qtype: Label
     bytes: Count
-    sha256: Sha256
+    blake3: Blake3
     source: Label
     copied: bool
 
@@ -41,10 +51,10 @@ class Provenance(Artifact):
     """`operation` is the verb; `inputs` are its artifacts (selection, scores), not the models."""
 
     SCHEMA = "quantkit.provenance"
-    VERSION = 1
+    VERSION = 2
 
     operation: Label
-    outputs: tuple[FileId, ...]
+    outputs: tuple[WrittenFile, ...]
     sources: tuple[ProvenanceSource, ...]
     inputs: tuple[FileId, ...]
     parameters: dict[str, Scalar]

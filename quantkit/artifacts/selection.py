@@ -7,7 +7,7 @@ unit's tensors are copied from that donor; everything else in the file is the ba
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from quantkit.artifacts.schema import (
@@ -19,7 +19,7 @@ from quantkit.artifacts.schema import (
     Problem,
     duplicates,
 )
-from quantkit.artifacts.sensitivity import LAYER, MEASURED_UNITS, PART_UNITS
+from quantkit.artifacts.sensitivity import LAYER, MEASURED_UNITS, PART_UNITS, Contents
 from quantkit.artifacts.store import Artifact, FileId
 
 UNITS_OF = {"layer": (LAYER,), "split": PART_UNITS}
@@ -77,7 +77,8 @@ class Selection(Artifact):
     `predicted_error` is the sum of the choices' relative errors; `predicted_standard_error` treats
     the choices as independent. `optimality_gap` is 0 for a proved optimum, else the most that the
     goal's figure (error or bytes) could still be improved. `floor_reasons` says in words what
-    makes the floor.
+    makes the floor. `contents` has, by source, the hashes of what is taken from it, by which
+    `splice` knows what was measured; for a source without them it hashes the files whole.
     """
 
     SCHEMA = "quantkit.selection"
@@ -99,6 +100,7 @@ class Selection(Artifact):
     choices: tuple[Choice, ...]
     sensitivity: FileId
     command: tuple[str, ...]
+    contents: dict[str, Contents] = field(default_factory=dict)
 
     @property
     def base(self) -> SelectionSource:

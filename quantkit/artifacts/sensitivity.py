@@ -26,6 +26,7 @@ from functools import cached_property
 
 from quantkit.artifacts.schema import (
     MAX_COUNT,
+    Blake3,
     Cosine,
     Count,
     HeaderBytes,
@@ -99,12 +100,24 @@ class SourceLayer:
 
 
 @dataclass(frozen=True)
+class Contents:
+    """What a hybrid may take from a model: hashes of its headers together and of each tensor."""
+
+    header: Blake3
+    tensors: dict[str, Blake3]
+
+
+@dataclass(frozen=True)
 class Source:
-    """A model file (all its shards) that units can be taken from."""
+    """A model file (all its shards) that units can be taken from.
+
+    Earlier versions wrote no `contents`.
+    """
 
     name: Label
     files: tuple[FileId, ...]
     layers: tuple[SourceLayer, ...]
+    contents: Contents | None = None
 
     @cached_property
     def by_layer(self) -> dict[int, SourceLayer]:

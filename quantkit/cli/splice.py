@@ -14,7 +14,6 @@ from quantkit.cli.common import (
     DryRun,
     command_line,
     emit,
-    emit_written,
     guarded,
     named_paths,
     parse_size,
@@ -77,7 +76,13 @@ def splice(
         parameters={"split_max_bytes": split or 0},
         command=command_line(),
     )
-    emit_written(as_json, [*result.paths, result.provenance_path], over_target_bytes=over)
+    written: list[dict[str, object]] = [
+        {"path": str(out.with_name(file.name)), "bytes": file.bytes, "blake3": file.blake3}
+        for file in (*result.outputs, result.provenance)
+    ]
+    line = "wrote {path}  {bytes:,} bytes  blake3 {blake3}"
+    text = "\n".join(line.format(**file) for file in written)
+    emit(as_json, {"over_target_bytes": over, "written": written}, text)
 
 
 def _over_target(chosen: Selection, size: int) -> int:

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from quantkit.containers.hashing import sha256_range
 from quantkit.containers.ranges import ByteRange, map_range
 from quantkit.errors import ContainerError
 from quantkit.qtypes import QType
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["ByteRange", "ByteSource", "TensorEntry", "TensorSpec", "spec_of"]
 

@@ -12,12 +12,13 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from quantkit.errors import ContainerError
 from quantkit.files import open_input
+
+if TYPE_CHECKING:
+    import numpy as np
 
 # Small enough for a responsive Ctrl-C and for readers that follow, large enough for full speed.
 COPY_STEP_BYTES = 8 << 20
@@ -44,6 +45,8 @@ def map_range(source: ByteRange) -> np.ndarray:
 
     The mapping lives as long as the array; nothing is kept open besides it.
     """
+    import numpy as np  # it takes long to load, and a verb that only copies never needs it
+
     if source.nbytes == 0:
         return np.frombuffer(b"", dtype=np.uint8)
     with open_input(source.path) as descriptor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from quantkit.artifacts.sensitivity import PART_UNITS, Sensitivity, Source
 from quantkit.containers.gguf import GGUFFile, open_gguf
+from quantkit.containers.gguf.contents import contents_of
 from quantkit.errors import TextError
 from quantkit.measure import sizes
 from quantkit.measure.donor import check_geometry
@@ -67,16 +68,27 @@ def measure(
         fixed_tensors=tuple(
             sizes.tensor_size(e) for e in base.tensors.values() if e.name not in swappable
         ),
-        sources=tuple(_source(name, file, observer, model) for name, file in files.items()),
+        sources=tuple(
+            _source(name, file, observer, model, file.tensors if file is base else swappable)
+            for name, file in files.items()
+        ),
     )
 
 
-def _source(name: str, file: GGUFFile, observer: DonorErrors, model: ModelWeights) -> Source:
+def _source(
+    name: str,
+    file: GGUFFile,
+    observer: DonorErrors,
+    model: ModelWeights,
+    usable: Collection[str],
+) -> Source:
+    """`usable` are the names of the tensors that a hybrid may take from this source."""
     layers = tuple(
         sizes.source_layer(file, layer, observer.found[name][layer])
         for layer in range(model.config.n_layers)
     )
-    return Source(name, model_files(file.path), layers)
+    contents = contents_of(file, [tensor for tensor in file.tensors if tensor in usable])
+    return Source(name, model_files(file.path), layers, contents)
 
 
 def _captured(

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from quantkit.artifacts.schema import MAX_NUMBER
 from quantkit.artifacts.selection import Choice, Extreme, Goal, Selection, SelectionSource
-from quantkit.artifacts.sensitivity import Sensitivity
+from quantkit.artifacts.sensitivity import Contents, Sensitivity
 from quantkit.artifacts.store import FileId
 from quantkit.errors import SelectionError
+from quantkit.models.companions import companion_owner
 from quantkit.select.candidates import (
     Candidate,
     Slot,
@@ -115,7 +116,25 @@ def select(
         choices=tuple(_choice(slot, c) for slot, c in zip(slots, picked, strict=True)),
         sensitivity=sensitivity_file,
         command=tuple(command),
+        contents=dict(_contents(sensitivity, picked)),
     )
+
+
+def _contents(
+    sensitivity: Sensitivity, picked: Sequence[Candidate]
+) -> Iterator[tuple[str, Contents]]:
+    """By source, the hashes of what the hybrid takes from it."""
+    chosen = {t.name: candidate.source for candidate in picked for t in candidate.tensors}
+    for source in sensitivity.sources:
+        measured = source.contents.tensors if source.contents else {}
+        owners = {name: companion_owner(name) or name for name in measured}
+        taken = {
+            name: digest
+            for name, digest in measured.items()
+            if chosen.get(owners[name], sensitivity.base.name) == source.name
+        }
+        if source.contents and taken:
+            yield source.name, Contents(source.contents.header, taken)
 
 
 def _checked_goal(target_bytes: int | None, max_error: float | None) -> Goal:

@@ -1,67 +1,67 @@
-"""What follows a splice while it is being written: proof of the bytes, hashes, early syncing.
+"""What follows a splice while it is being written: hashes that prove its bytes, early syncing.
 
-Three threads open the new files by themselves. One hashes them as a whole. One reads every tensor
-from the new file and again from its source and compares the two byte by byte. Equal bytes have
-equal hashes, so one SHA-256, of the bytes read back, is the hash of the tensor in both files;
-hashing the source as well would say the same at many times the cost of the comparison. The third
-has the system bring to the disk what is written, which otherwise begins when all is done. What is
-not on the disk yet is read back from the system's cache.
+Two threads open the new files by themselves. One reads them back, from the system's cache as long
+as they are not on the disk yet, and hashes every tensor and every file in the same pass. A tensor
+must have the hash that it had when its source was measured, or else the one that its source has
+now. The other thread has the system bring to the disk what is written, which otherwise begins
+when all is done.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
+from blake3 import blake3
 
+from quantkit.artifacts.provenance import WrittenFile
+from quantkit.containers.base import TensorSpec
 from quantkit.containers.gguf import open_gguf
 from quantkit.containers.gguf.write import ShardPlan
-from quantkit.containers.ranges import ByteRange, iterate_range
-from quantkit.errors import ContainerError
+from quantkit.containers.hashing import CACHED_BYTES, blake3_ranges
+from quantkit.containers.ranges import READ_STEP_BYTES, ByteRange, iterate_range
+from quantkit.errors import ArtifactError, ContainerError, QuantkitError
 from quantkit.files import open_input
 from quantkit.splice.trail import Trail
 
-# A piece stays in the second-level cache between the read, the comparison and the hash.
-PIECE_BYTES = 256 << 10
-SYNC_STEP_BYTES = 256 << 20
-WHOLE, TENSORS = range(2)
+SYNC_STEP_BYTES = 32 << 20
 
 
 class Followers:
     """Threads behind the writer of `files`; `shards` says what those hold and their final names.
 
-    All tensors must be byte ranges of files.
+    All tensors must be byte ranges of files. `measured` has the hashes that are known of them.
     """
 
-    def __init__(self, shards: Sequence[ShardPlan], files: Sequence[Path]) -> None:
+    def __init__(
+        self, shards: Sequence[ShardPlan], files: Sequence[Path], measured: Mapping[str, str]
+    ) -> None:
         self._shards = shards
         self._files = files
+        self._measured = measured
         self._starts = list(accumulate((shard.nbytes for shard in shards), initial=0))
-        self._trail = Trail(readers=2)
-        self.file_sha256: list[str] = []
-        self.tensor_sha256: dict[str, str] = {}
+        self._trail = Trail()
+        self.files: list[WrittenFile] = []
+        self.tensors: dict[str, str] = {}
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Around the writing; afterwards `file_sha256` and `tensor_sha256` are complete.
+        """Around the writing; afterwards `files` and the hashes of `tensors` are complete.
 
-        Raises `ContainerError` if a tensor differs from its source. An error of the writer, or
-        Ctrl-C, stops the threads at their next step.
+        Raises `ArtifactError` if a source is not what was measured, `ContainerError` if a tensor
+        differs from its source. An error of the writer, or Ctrl-C, stops the threads at their next
+        step.
         """
-        with ThreadPoolExecutor(max_workers=3) as pool:
+        with ThreadPoolExecutor(max_workers=2) as pool:
             try:
-                syncing = pool.submit(self._trail.run, self._sync_files)
-                reading = [pool.submit(self._trail.run, self._hash_files)]
-                reading += [pool.submit(self._trail.run, self._compare_tensors)]
+                steps = (self._hash_files, self._sync_files)
+                threads = [pool.submit(self._trail.run, step) for step in steps]
                 yield
-                wait([*reading, syncing])
+                wait(threads)
             finally:
                 self._trail.close()
         # Also that of a sync: the system reports it once, so no later one would tell.
@@ -74,25 +74,38 @@ class Followers:
 
     def _hash_files(self) -> None:
         for start, shard, path in zip(self._starts[:-1], self._shards, self._files, strict=True):
-            digest = hashlib.sha256()
-            for begin, end in self._trail.spans(WHOLE, start, start + shard.nbytes):
-                for piece in iterate_range(
-                    ByteRange(path, begin - start, end - begin), PIECE_BYTES
-                ):
-                    digest.update(piece)
-            self.file_sha256.append(digest.hexdigest())
-
-    def _compare_tensors(self) -> None:
-        for start, shard, path in zip(self._starts[:-1], self._shards, self._files, strict=True):
+            whole, position = blake3(), 0
             for spec, offset in zip(shard.tensors, shard.offsets, strict=True):
-                assert isinstance(spec.source, ByteRange)
-                copy = _Copy(spec.name, shard.path, path, offset, spec.source)
-                digest = hashlib.sha256()
-                first = start + offset
-                for begin, end in self._trail.spans(TENSORS, first, first + spec.nbytes):
-                    for piece in copy.proven(begin - first, end - first):
-                        digest.update(piece)
-                self.tensor_sha256[spec.name] = digest.hexdigest()
+                for piece in self._pieces(path, start, position, offset):
+                    whole.update(piece)
+                own, position = blake3(), offset + spec.nbytes
+                for piece in self._pieces(path, start, offset, position):
+                    whole.update(piece)
+                    own.update(piece)
+                self.tensors[spec.name] = own.hexdigest()
+                self._check_tensor(spec, shard.path, ByteRange(path, offset, spec.nbytes))
+            for piece in self._pieces(path, start, position, shard.nbytes):
+                whole.update(piece)
+            self.files.append(WrittenFile(shard.path.name, whole.hexdigest(), shard.nbytes))
+
+    def _pieces(self, path: Path, start: int, begin: int, end: int) -> Iterator[memoryview]:
+        """Bytes [begin, end) of a file that starts at `start`, as they become readable."""
+        for first, last in self._trail.spans(start + begin, start + end):
+            yield from iterate_range(ByteRange(path, first - start, last - first), CACHED_BYTES)
+
+    def _check_tensor(self, spec: TensorSpec, final: Path, written: ByteRange) -> None:
+        assert isinstance(spec.source, ByteRange)
+        found = self.tensors[spec.name]
+        expected = self._measured.get(spec.name) or blake3_ranges([spec.source])
+        if found != expected:
+            raise _not_copied(spec.name, final, written, spec.source) or ArtifactError(
+                "a source that is not the file it was measured as",
+                file=spec.source.path,
+                tensor=spec.name,
+                value=f"blake3 {found}",
+                rule=f"blake3 {expected}",
+                hint="name the measured file, or measure and select again with this one",
+            )
 
     def _sync_files(self) -> None:
         for start, shard, path in zip(self._starts[:-1], self._shards, self._files, strict=True):
@@ -119,36 +132,21 @@ class Followers:
                     )
 
 
-class _Copy(NamedTuple):
-    """A written tensor: at `offset` of `path`, which will be `final`, from `source`."""
-
-    name: str
-    final: Path
-    path: Path
-    offset: int
-    source: ByteRange
-
-    def proven(self, begin: int, end: int) -> Iterator[memoryview]:
-        """Bytes [begin, end) of the tensor as they were read back, equal to the source's."""
-        written = ByteRange(self.path, self.offset + begin, end - begin)
-        wanted = ByteRange(self.source.path, self.source.offset + begin, end - begin)
-        pairs = zip(
-            iterate_range(written, PIECE_BYTES), iterate_range(wanted, PIECE_BYTES), strict=True
-        )
-        for piece, original in pairs:
-            equal = np.frombuffer(piece, np.uint8) == np.frombuffer(original, np.uint8)
-            if not equal.all():
-                at = begin + int(equal.argmin())
-                raise self._differs(at, piece[at - begin], original[at - begin])
-            yield piece
-            begin += len(piece)
-
-    def _differs(self, at: int, found: int, wanted: int) -> ContainerError:
+def _not_copied(
+    name: str, final: Path, written: ByteRange, source: ByteRange
+) -> QuantkitError | None:
+    """What to say of the first byte of a tensor that is not its source's; None without one."""
+    pairs = zip(iterate_range(written), iterate_range(source), strict=True)
+    for number, (piece, original) in enumerate(pairs):
+        if piece == original:
+            continue
+        at = next(i for i, (a, b) in enumerate(zip(piece, original, strict=True)) if a != b)
         return ContainerError(
             "a written tensor that differs from its source",
-            file=self.final,
-            tensor=self.name,
-            value=f"{found:#04x} in byte {at} of the tensor",
-            rule=f"{wanted:#04x}, as in {self.source.path}",
+            file=final,
+            tensor=name,
+            value=f"{piece[at]:#04x} in byte {number * READ_STEP_BYTES + at} of the tensor",
+            rule=f"{original[at]:#04x}, as in {source.path}",
             hint="a source changed during the copy, or the disk or memory is faulty",
         )
+    return None

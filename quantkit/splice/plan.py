@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quantkit.artifacts.sensitivity import DOWN, GATE_UP, LAYER
+from quantkit.artifacts.sensitivity import DOWN, GATE_UP, LAYER, Contents
 from quantkit.containers.base import TensorEntry, TensorSpec, spec_of
 from quantkit.containers.gguf import GGUFFile
 from quantkit.errors import ArtifactError, DonorError
@@ -51,7 +51,8 @@ class SplicePlan:
     """The hybrid, tensor by tensor in file order.
 
     `donors` are those that are used. `overhead_bytes` is what the provenance adds to the header
-    (None: as little as fits). `known_sha256` says what the source files must be.
+    (None: as little as fits). `known_sha256` says what the source files were that were measured,
+    `measured`, by source, what parts of them were; files of other sources are hashed whole.
     """
 
     base: GGUFFile
@@ -61,11 +62,28 @@ class SplicePlan:
     tensors: tuple[PlannedTensor, ...]
     overhead_bytes: int | None = None
     known_sha256: Mapping[Path, str] = field(default_factory=dict)
+    measured: Mapping[str, Contents] = field(default_factory=dict)
 
     @property
     def sources(self) -> dict[str, GGUFFile]:
         """Every model that bytes or metadata come from, by name; the base first."""
         return {self.base_name: self.base, **self.donors}
+
+    def measured_tensors(self) -> dict[str, str]:
+        """The BLAKE3 that tensors had when they were measured, as far as it is known."""
+        known = {name: contents.tensors for name, contents in self.measured.items()}
+        return {
+            t.entry.name: known[t.source][t.entry.name]
+            for t in self.tensors
+            if t.entry.name in known.get(t.source, {})
+        }
+
+    def unmeasured_files(self) -> list[Path]:
+        """Files of sources of which something is taken whose hash is not known."""
+        known = self.measured_tensors()
+        sources = {t.source for t in self.tensors if t.entry.name not in known}
+        sources |= set(self.sources) - set(self.measured)
+        return [p for name in self.sources if name in sources for p in self.sources[name].shards]
 
     def specs(self) -> list[TensorSpec]:
         """What to write."""
@@ -80,6 +98,7 @@ def plan_splice(
     base_name: str = BASE_NAME,
     overhead_bytes: int | None = None,
     known_sha256: Mapping[Path, str] | None = None,
+    measured: Mapping[str, Contents] | None = None,
 ) -> SplicePlan:
     """Resolve the choices to tensors; layers without a choice stay as they are in the base.
 
@@ -110,6 +129,7 @@ def plan_splice(
         tensors=tuple(tensors),
         overhead_bytes=overhead_bytes,
         known_sha256=dict(known_sha256 or {}),
+        measured=dict(measured or {}),
     )
 
 

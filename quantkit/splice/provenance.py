@@ -7,7 +7,7 @@ inputs give the same bytes:
     quantkit.tool_version     string    version of quantkit
     quantkit.source.names     strings   one entry per source file: the source it belongs to
     quantkit.source.files     strings   its file name
-    quantkit.source.sha256    strings   its hash
+    quantkit.source.sha256    strings   its hash, as it was measured
     quantkit.selection        string    JSON: layer -> unit -> source (the base is left out)
     quantkit.padding          u8[]      fills the header
 
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import quantkit
-from quantkit.artifacts.provenance import Provenance, ProvenanceSource, TensorOrigin
+from quantkit.artifacts.provenance import Provenance, ProvenanceSource, TensorOrigin, WrittenFile
 from quantkit.artifacts.schema import Scalar
 from quantkit.artifacts.store import FileId
 from quantkit.containers.gguf import ValueType, pack_kv
@@ -93,9 +93,9 @@ def _padding(used_bytes: int, plan: SplicePlan) -> bytes:
 def provenance_artifact(
     plan: SplicePlan,
     *,
-    outputs: Sequence[FileId],
+    outputs: Sequence[WrittenFile],
     source_files: Mapping[Path, FileId],
-    tensor_sha256: Mapping[str, str],
+    tensor_blake3: Mapping[str, str],
     inputs: Sequence[FileId],
     parameters: Mapping[str, Scalar],
     command: Sequence[str],
@@ -115,7 +115,7 @@ def provenance_artifact(
                 name=tensor.entry.name,
                 qtype=tensor.entry.qtype.name,
                 bytes=tensor.entry.nbytes,
-                sha256=tensor_sha256[tensor.entry.name],
+                blake3=tensor_blake3[tensor.entry.name],
                 source=tensor.source,
                 copied=True,
             )

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quantkit.artifacts.selection import Selection, SelectionSource
+from quantkit.artifacts.sensitivity import Contents
 from quantkit.containers.gguf import GGUFFile
+from quantkit.containers.gguf.contents import header_blake3
 from quantkit.containers.hashing import file_bytes
 from quantkit.errors import ArtifactError
 from quantkit.splice.plan import SplicePlan, UnitChoice, plan_splice
@@ -18,17 +20,17 @@ def plan_from_selection(
 ) -> SplicePlan:
     """The plan that a selection describes, with `donors` by the names that it uses.
 
-    The files must be those that were measured: their number and sizes are compared here, their
-    hashes by `write_splice`, which has to read them. Raises `ArtifactError` where they are not, or
-    where the size would not be the predicted one.
+    The files must be those that were measured: their number, sizes and headers are compared here,
+    the hashes of what is taken from them by `write_splice`, which has to read it. Raises
+    `ArtifactError` where they are not, or where the size would not be the predicted one.
     """
     used = {choice.source for choice in selection.choices}
     known: dict[Path, str] = {}
     for source in selection.sources:
-        if source is selection.base:
-            known |= _known_files(source, base)
-        elif source.name in used:
-            known |= _known_files(source, _donor(source.name, donors))
+        if source is selection.base or source.name in used:
+            model = base if source is selection.base else _donor(source.name, donors)
+            known |= _known_files(source, model)
+            _check_header(selection.contents.get(source.name), model)
     plan = plan_splice(
         base,
         {name: donor for name, donor in donors.items() if name in used},
@@ -36,6 +38,7 @@ def plan_from_selection(
         base_name=selection.base.name,
         overhead_bytes=selection.overhead_bytes,
         known_sha256=known,
+        measured=selection.contents,
     )
     nbytes = predicted_bytes(plan)
     if nbytes != selection.predicted_file_bytes:
@@ -71,4 +74,16 @@ def _known_files(source: SelectionSource, model: GGUFFile) -> dict[Path, str]:
             rule=f"{len(measured)} files, {sum(measured)} bytes",
             hint="name the measured files, or measure and select again",
         )
+    # These files, if the hashes of their parts are right: what else they hold does not matter.
     return {path: f.sha256 for path, f in zip(model.shards, source.files, strict=True)}
+
+
+def _check_header(measured: Contents | None, model: GGUFFile) -> None:
+    if measured is not None and (found := header_blake3(model)) != measured.header:
+        raise ArtifactError(
+            "a source that is not the file it was measured as: its header differs",
+            file=model.path,
+            value=f"blake3 {found}",
+            rule=f"blake3 {measured.header}",
+            hint="name the measured file, or measure and select again with this one",
+        )

@@ -1,7 +1,8 @@
 """Write a planned hybrid and prove that it holds its sources' bytes.
 
 The files are written under a temporary name. While the kernel copies, other threads read back what
-is there already, compare it with the sources and hash it (`follow`), and hash the sources
+is there already and hash it (`follow`): a tensor with the hash that it had when it was measured
+proves the copy and the source at once. Sources of which no such hashes are known are hashed whole
 (`sources`). Only when all of it is proved do the files get their names. Every page of the new files
 is touched while it is still cached, so they are not read from the disk again.
 """
@@ -12,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from blake3 import blake3
+
+from quantkit.artifacts.provenance import WrittenFile
 from quantkit.artifacts.schema import Scalar
 from quantkit.artifacts.store import FileId, dumps
 from quantkit.containers.gguf.write import ShardPlan, plan_gguf, write_planned
@@ -31,8 +35,9 @@ class SpliceResult:
     """What was written: the model's files with their hashes, and the provenance beside them."""
 
     paths: tuple[Path, ...]
-    outputs: tuple[FileId, ...]
+    outputs: tuple[WrittenFile, ...]
     provenance_path: Path
+    provenance: WrittenFile
 
     @property
     def nbytes(self) -> int:
@@ -68,8 +73,8 @@ def write_splice(
     """Write the hybrid to `out` (or its shards) and `<out>.provenance.json`, all or nothing.
 
     `inputs`, `parameters` and `command` are recorded in the JSON: the artifacts that led here and
-    how. Every source file is read and hashed. Raises `ArtifactError` if one has another hash than
-    the plan knows, and `ContainerError` if a tensor of the output differs from its source.
+    how. Raises `ArtifactError` if a source has another hash than the plan knows of its part or of
+    the whole, and `ContainerError` if a tensor of the output differs from its source.
     """
     provenance_path = out.with_name(out.name + PROVENANCE_SUFFIX)
     known = plan.known_sha256
@@ -79,29 +84,28 @@ def write_splice(
     finals = [*(shard.path for shard in shards), provenance_path]
     refuse_inputs(finals, source_files)
     with atomic_paths(finals) as temporary:
-        followers = Followers(shards, temporary[:-1])
-        with proving(known), followers.following():
+        followers = Followers(shards, temporary[:-1], plan.measured_tensors())
+        whole = {path: known[path] for path in plan.unmeasured_files() if path in known}
+        with proving(whole), followers.following():
             write_planned(
                 shards,
                 temporary[:-1],
                 progress_label="splice",
                 on_written=followers.on_written,
             )
-        outputs = [
-            FileId(shard.path.name, digest, shard.nbytes)
-            for shard, digest in zip(shards, followers.file_sha256, strict=True)
-        ]
         artifact = provenance_artifact(
             plan,
-            outputs=outputs,
+            outputs=followers.files,
             source_files=source_files,
-            tensor_sha256=followers.tensor_sha256,
+            tensor_blake3=followers.tensors,
             inputs=inputs,
             parameters=parameters or {},
             command=command,
         )
-        temporary[-1].write_bytes(dumps(artifact))
-    return SpliceResult(tuple(finals[:-1]), tuple(outputs), provenance_path)
+        data = dumps(artifact)
+        temporary[-1].write_bytes(data)
+    beside = WrittenFile(provenance_path.name, blake3(data).hexdigest(), len(data))
+    return SpliceResult(tuple(finals[:-1]), tuple(followers.files), provenance_path, beside)
 
 
 def _source_paths(plan: SplicePlan) -> list[Path]:

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from quantkit.artifacts.gate import CheckRow, GateModel, GateReport, GateText
 from quantkit.artifacts.kld import KldStatistics, PairedDifference, TextKld
 from quantkit.artifacts.machine import Machine
-from quantkit.artifacts.provenance import Provenance, ProvenanceSource, TensorOrigin
+from quantkit.artifacts.provenance import Provenance, ProvenanceSource, TensorOrigin, WrittenFile
 from quantkit.artifacts.selection import Choice, Extreme, Goal, Selection, SelectionSource
 from quantkit.artifacts.sensitivity import (
     DOWN,
     GATE_UP,
     LAYER,
+    Contents,
     Sensitivity,
     Source,
     SourceLayer,
@@ -70,7 +71,8 @@ def sensitivity(
     """The first source is the base; the n-gram table is the fixed part."""
     fixed = TensorSize("per_layer_token_embd.weight", "IQ4_NL", 160, 4096)
     made = tuple(
-        Source(name, (file_id(f"{name}.gguf"),), tuple(layers)) for name, layers in sources.items()
+        Source(name, (file_id(f"{name}.gguf"),), tuple(layers), _contents(name, layers))
+        for name, layers in sources.items()
     )
     return Sensitivity(
         architecture="qwen4exp",
@@ -83,6 +85,11 @@ def sensitivity(
         fixed_tensors=(fixed,),
         sources=made,
     )
+
+
+def _contents(name: str, layers: Sequence[SourceLayer]) -> Contents:
+    names = [tensor.name for layer in layers for tensor in layer.tensors_of(LAYER)]
+    return Contents(sha(name), {tensor: sha(name + tensor) for tensor in names})
 
 
 def statistics(kld_mean: float = 0.03, kld_se: float = 0.001, top1: float = 0.95) -> KldStatistics:
@@ -138,6 +145,7 @@ def _selection() -> Selection:
         ),
         sensitivity=file_id("sensitivity.json"),
         command=("quantkit", "select", "--target-gb", "0.000006"),
+        contents={"base": Contents(sha("header"), {"blk.0.ffn_down_exps.weight": sha("down")})},
     )
 
 
@@ -175,7 +183,7 @@ def examples() -> list[Artifact]:
         _selection(),
         Provenance(
             operation="splice",
-            outputs=(file_id("out.gguf"),),
+            outputs=(WrittenFile("out.gguf", sha("out"), 64),),
             sources=(ProvenanceSource("base", (file_id("base.gguf"),)),),
             inputs=(file_id("tiny.json"),),
             parameters={"split_max_bytes": None},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from quantkit.errors import ArtifactError, ContainerError, QuantkitError
 from tests.artifacts.examples import examples, sensitivity, source_layer
 
 BY_SCHEMA = {artifact.SCHEMA: artifact for artifact in examples()}
+LATER_FIELDS: dict[str, Any] = {"contents": {}}
 
 
 @pytest.fixture(params=BY_SCHEMA.values(), ids=BY_SCHEMA.keys())
@@ -70,9 +71,10 @@ def test_every_field_is_required_and_typed(artifact: Artifact) -> None:
     """Drop each place, and put a wrong type in each; neither ever loads.
 
     Free-form maps (parameters, percentiles) may lose an entry, so only named fields are dropped.
+    Those that earlier versions did not write have a default.
     """
     document = json.loads(dumps(artifact))
-    fields = {f.name for f in dataclasses.fields(artifact)}
+    fields = {f.name for f in dataclasses.fields(artifact)} - LATER_FIELDS.keys()
     dropped = 0
     for path in paths_of(document):
         wrong = changed(document, path, lambda parent, key: parent.__setitem__(key, {"a": [1]}))
@@ -85,6 +87,21 @@ def test_every_field_is_required_and_typed(artifact: Artifact) -> None:
             assert f"'{path[0]}'" in str(caught.value)
             dropped += 1
     assert dropped == len(fields)
+
+
+def test_earlier_versions_did_not_write_every_field() -> None:
+    for cls in (Selection, Sensitivity):
+        document = json.loads(dumps(BY_SCHEMA[cls.SCHEMA]))
+        made = loads(cls, json.dumps(_without(document, LATER_FIELDS)).encode())
+        assert all(getattr(made, name, value) == value for name, value in LATER_FIELDS.items())
+        if isinstance(made, Sensitivity):
+            assert [source.contents for source in made.sources] == [None, None]
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _without(item, names) for key, item in value.items() if key not in names}
+    return [_without(item, names) for item in value] if isinstance(value, list) else value
 
 
 def test_unknown_fields_are_named_with_their_path(artifact: Artifact) -> None:

@@ -1,38 +1,36 @@
-"""One timed copy in a process of its own: `python -m tests.bench.splice_child MODE BASE DONOR OUT`.
+"""One timed copy in a process of its own: `python -m tests.bench.splice_child write BASE OUT`.
 
-Prints seconds and the peak of resident memory, pages of mapped files included.
+`splice ARGUMENTS` is the verb without the start of the interpreter. Prints the seconds.
 """
 
 from __future__ import annotations
 
-import json
-import resource
+import contextlib
+import io
 import sys
 import time
 from pathlib import Path
 
+import quantkit.cli.splice  # noqa: F401
+from quantkit.cli.main import build_app
 from quantkit.containers.base import spec_of
 from quantkit.containers.gguf import open_gguf, write_gguf
-from quantkit.splice import UnitChoice, plan_splice, write_splice
-
-KIB = 1024
 
 
-def main(mode: str, base_path: Path, donor_path: Path, out: Path) -> None:
-    """Every second layer from the donor; `write` only copies, `splice` does all it does."""
-    base, donor = open_gguf(base_path), open_gguf(donor_path)
-    n_layers = len(base.tensors) // 3
-    choices = [UnitChoice(layer, "layer", "donor") for layer in range(0, n_layers, 2)]
-    plan = plan_splice(base, {"donor": donor}, choices)
-    start = time.perf_counter()
-    if mode == "write":
-        write_gguf(out, base.metadata.carried(), [spec_of(t.entry) for t in plan.tensors])
-    else:
-        write_splice(plan, out)
-    seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / 1e6
-    print(json.dumps({"seconds": seconds, "peak_mb": peak}))
+def _write(base_path: str, out: str) -> None:
+    """Only the copy."""
+    base = open_gguf(Path(base_path))
+    specs = [spec_of(entry) for entry in base.tensors.values()]
+    write_gguf(Path(out), base.metadata.carried(), specs)
+
+
+def _splice(*arguments: str) -> None:
+    app = build_app(["splice"])
+    with contextlib.redirect_stdout(io.StringIO()):
+        app(["splice", *arguments], standalone_mode=False)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(Path, sys.argv[2:5]))
+    start = time.perf_counter()
+    {"write": _write, "splice": _splice}[sys.argv[1]](*sys.argv[2:])
+    print(time.perf_counter() - start)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from quantkit.artifacts.sensitivity import DOWN, GATE_UP, LAYER, PART_UNITS, Sensitivity
-from quantkit.artifacts.store import dumps, load, save
+from quantkit.artifacts.store import FileId, dumps, load, save
 from quantkit.containers.base import spec_of
 from quantkit.containers.gguf import open_gguf, write_gguf
 from quantkit.containers.hashing import sha256_file
@@ -17,7 +18,8 @@ from quantkit.measure import measure
 from quantkit.measure.errors import BLOCK_TOKENS
 from quantkit.measure.run import MIN_TOKENS
 from quantkit.measure.sizes import overhead_bytes
-from quantkit.splice import UnitChoice, plan_splice, write_splice
+from quantkit.select import select
+from quantkit.splice import UnitChoice, plan_from_selection, plan_splice, write_splice
 from tests.tiny import CPU, Zoo, sample_text
 
 EXPERTS = r"blk\.\d+\.ffn_(gate|up|down)_exps\.weight"
@@ -127,6 +129,23 @@ def test_predicted_size_is_the_hybrids(
     result = write_splice(plan, tmp_path / "hybrid.gguf")
     assert (tmp_path / "hybrid.gguf").stat().st_size == predicted(found, choices)
     assert result.nbytes == predicted(found, choices)
+
+
+def test_all_that_a_hybrid_takes_has_a_hash(found: Sensitivity, sources: dict[str, Path]) -> None:
+    files = {name: open_gguf(path) for name, path in sources.items()}
+    donors = {name: file for name, file in files.items() if name != "base"}
+    for goal in ({"max_error": 1e9}, {"max_error": 0.2}):
+        chosen = select(found, FileId("s.json", "0" * 64, 1), name="x", unit_mode="split", **goal)
+        plan = plan_from_selection(chosen, files["base"], donors)
+        assert plan.unmeasured_files() == []
+        measured = plan.measured_tensors()
+        for tensor in plan.tensors:
+            data = tensor.entry.parts()["data"].tobytes()
+            assert measured.pop(tensor.entry.name) == blake3(data).hexdigest()
+        assert sum(len(contents.tensors) for contents in chosen.contents.values()) == len(
+            plan.tensors
+        )
+        assert not measured
 
 
 def test_tensors_that_end_between_boundaries_are_counted_padded(

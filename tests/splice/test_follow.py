@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
-import hashlib
 import os
 import signal
 import struct
@@ -13,11 +13,13 @@ from threading import active_count
 from typing import BinaryIO
 
 import pytest
+from blake3 import blake3
 
 from quantkit.artifacts.provenance import Provenance
 from quantkit.artifacts.store import load
 from quantkit.containers import ranges
 from quantkit.containers.gguf import open_gguf
+from quantkit.containers.gguf.contents import contents_of
 from quantkit.containers.ranges import Copier
 from quantkit.errors import ContainerError
 from quantkit.splice import follow, trail, write_splice
@@ -44,7 +46,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "COPY_STEP_BYTES", 3000)
     monkeypatch.setattr(trail, "WINDOW_BYTES", 5000)
     monkeypatch.setattr(trail, "BATCH_BYTES", 1111)
-    monkeypatch.setattr(follow, "PIECE_BYTES", 257)
+    monkeypatch.setattr(follow, "CACHED_BYTES", 257)
     monkeypatch.setattr(follow, "SYNC_STEP_BYTES", 20_000)
 
 
@@ -56,16 +58,18 @@ def test_following_closely_gives_the_same_hashes(
     result = write_splice(plan, out, split_max_bytes=limit)
     for path, output in zip(result.paths, result.outputs, strict=True):
         data = path.read_bytes()
-        assert (output.sha256, output.bytes) == (hashlib.sha256(data).hexdigest(), len(data))
+        assert (output.blake3, output.bytes) == (blake3(data).hexdigest(), len(data))
     sources = {tensor.entry.name: tensor.entry for tensor in plan.tensors}
     for origin in load(Provenance, result.provenance_path).tensors:
-        assert origin.sha256 == sources[origin.name].sha256()
+        data = sources[origin.name].parts()["data"].tobytes()
+        assert origin.blake3 == blake3(data).hexdigest()
 
 
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("where", [0, 1234, -1])
 @pytest.mark.parametrize("name", ["blk.0.ffn_up_exps.weight", "blk.2.hc_ffn_down.weight"])
 @pytest.mark.parametrize("limit", [None, 1])
+@pytest.mark.parametrize("hashed", [False, True])
 def test_damage_on_the_way_is_found(
     plan: SplicePlan,
     out: Path,
@@ -73,7 +77,11 @@ def test_damage_on_the_way_is_found(
     name: str,
     where: int,
     limit: int | None,
+    hashed: bool,
 ) -> None:
+    if hashed:
+        measured = {name: contents_of(m, m.tensors) for name, m in plan.sources.items()}
+        plan = dataclasses.replace(plan, measured=measured)
     reference = write_splice(plan, out, split_max_bytes=limit)
     entry = open_gguf(reference.paths[0]).tensors[name]
     for path in out.parent.iterdir():

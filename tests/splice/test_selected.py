@@ -12,10 +12,11 @@ from quantkit.artifacts.selection import Choice, Extreme, Goal, Selection, Selec
 from quantkit.artifacts.store import FileId, load, save
 from quantkit.containers.base import spec_of
 from quantkit.containers.gguf import GGUFFile, gguf_header_bytes, open_gguf
+from quantkit.containers.gguf.contents import contents_of
 from quantkit.errors import ArtifactError
 from quantkit.splice import plan_from_selection, write_splice
 
-from .conftest import N_LAYERS, MakeModel, is_routed
+from .conftest import N_LAYERS, MakeModel, is_routed, leave_nothing
 
 OVERHEAD_BYTES = 4096
 SOURCES = {0: "iq4", 1: "q8", 2: "q2"}
@@ -106,15 +107,107 @@ def test_prediction_that_does_not_fit(
         plan_from_selection(wrong, base, donors)
 
 
-def test_file_of_the_same_size_that_was_not_measured(
-    selection: Selection, base: GGUFFile, donors: dict[str, GGUFFile], tmp_path: Path
+def flip(path: Path, byte: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def hashed(selection: Selection, base: GGUFFile, donors: dict[str, GGUFFile]) -> Selection:
+    """The selection with the hashes that `measure` takes."""
+    models = {"q8": base, **donors}
+    found = {name: contents_of(model, model.tensors) for name, model in models.items()}
+    return dataclasses.replace(selection, contents=found)
+
+
+def test_an_earlier_versions_selection_has_the_files_hashed_whole(
+    selection: Selection, base: GGUFFile, donors: dict[str, GGUFFile], out: Path
 ) -> None:
     path = donors["iq4"].path
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip(path, -1)
     plan = plan_from_selection(selection, base, donors)
     with pytest.raises(ArtifactError, match="not the file it was measured as") as caught:
-        write_splice(plan, tmp_path / "hybrid.gguf")
+        write_splice(plan, out)
     assert caught.value.file == str(path)
-    assert not list(tmp_path.glob("*hybrid*"))
+    leave_nothing(out.parent)
+
+
+TAKEN = [
+    ("iq4", "blk.0.ffn_down_exps.weight"),
+    ("q2", "blk.2.ffn_gate_exps.weight"),
+    ("q8", "blk.1.ffn_up_exps.weight"),
+    ("q8", "token_embd.weight"),
+]
+
+
+@pytest.mark.parametrize(("source", "name"), TAKEN)
+@pytest.mark.parametrize("byte", [0, -1])
+def test_a_part_that_is_not_what_was_measured(
+    hashed: Selection,
+    base: GGUFFile,
+    donors: dict[str, GGUFFile],
+    out: Path,
+    source: str,
+    name: str,
+    byte: int,
+) -> None:
+    entry = {"q8": base, **donors}[source].tensors[name]
+    flip(entry.path, entry.offset + byte % entry.nbytes)
+    plan = plan_from_selection(hashed, base, donors)
+    with pytest.raises(ArtifactError, match="not the file it was measured as") as caught:
+        write_splice(plan, out)
+    assert (caught.value.file, caught.value.tensor) == (str(entry.path), name)
+    assert caught.value.rule == f"blake3 {hashed.contents[source].tensors[name]}"
+    assert caught.value.hint
+    leave_nothing(out.parent)
+
+
+def test_a_part_that_changed_and_is_not_taken_does_not_matter(
+    hashed: Selection, base: GGUFFile, donors: dict[str, GGUFFile], out: Path
+) -> None:
+    write_splice(plan_from_selection(hashed, base, donors), out)
+    before = out.read_bytes()
+    entry = donors["iq4"].tensors["blk.1.ffn_down_exps.weight"]
+    flip(entry.path, entry.offset)
+    write_splice(plan_from_selection(hashed, base, donors), out)
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("source", ["q8", "iq4"])
+def test_a_header_that_is_not_what_was_measured(
+    hashed: Selection, base: GGUFFile, donors: dict[str, GGUFFile], source: str
+) -> None:
+    path = {"q8": base, **donors}[source].path
+    flip(path, path.read_bytes().index(b"general.architecture"))
+    again = {name: open_gguf(model.path) for name, model in {"q8": base, **donors}.items()}
+    with pytest.raises(ArtifactError, match="its header differs"):
+        plan_from_selection(hashed, again.pop("q8"), again)
+
+
+def test_a_part_without_a_hash_has_its_source_hashed_whole(
+    hashed: Selection, base: GGUFFile, donors: dict[str, GGUFFile], out: Path
+) -> None:
+    entry = donors["q2"].tensors["blk.2.ffn_up_exps.weight"]
+    del hashed.contents["q2"].tensors[entry.name]
+    plan = plan_from_selection(hashed, base, donors)
+    assert plan.unmeasured_files() == list(donors["q2"].shards)
+    write_splice(plan, out)
+    flip(entry.path, entry.offset)
+    with pytest.raises(ArtifactError, match="not the file it was measured as") as caught:
+        write_splice(plan, out)
+    assert caught.value.file == str(entry.path)
+
+
+def test_a_hybrid_does_not_depend_on_how_its_sources_were_checked(
+    selection: Selection,
+    hashed: Selection,
+    base: GGUFFile,
+    donors: dict[str, GGUFFile],
+    out: Path,
+) -> None:
+    found = []
+    for chosen in (selection, hashed):
+        result = write_splice(plan_from_selection(chosen, base, donors), out)
+        found.append((out.read_bytes(), result.provenance_path.read_bytes()))
+    assert found[0] == found[1]

@@ -1,4 +1,4 @@
-"""Readers right behind a writer: nothing is missed, nobody runs away, errors and ends arrive."""
+"""A reader right behind a writer: nothing is missed, nobody runs away, errors and ends arrive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 10
     batch=st.integers(1, 200),
     window=st.integers(1, 500),
 )
-def test_every_reader_gets_every_byte_once(
+def test_the_reader_gets_every_byte_once(
     steps: list[int], cuts: list[int], batch: int, window: int
 ) -> None:
     total = sum(steps)
@@ -31,47 +31,48 @@ def test_every_reader_gets_every_byte_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trail_module, "BATCH_BYTES", batch)
         patch.setattr(trail_module, "WINDOW_BYTES", window)
-        trail = Trail(readers=2)
+        trail = Trail()
 
-        def read(reader: int) -> list[tuple[int, int]]:
-            return [
-                span for start, end in pairwise(edges) for span in trail.spans(reader, start, end)
-            ]
+        spans: list[tuple[int, int]] = []
 
-        with ThreadPoolExecutor(2) as pool:
-            found = [pool.submit(read, reader) for reader in range(2)]
+        def read() -> None:
+            for start, end in pairwise(edges):
+                spans.extend(trail.spans(start, end))
+
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(trail.run, read)
             written = 0
             for step in steps:
                 written += step
                 trail.advance(written)
-            for future in found:
-                spans = future.result(SECONDS)
-                assert [start for start, _ in spans] == [0, *(end for _, end in spans)][:-1]
-                assert all(0 < end - start <= batch for start, end in spans)
-                assert sum(end - start for start, end in spans) == total
+            reading.result(SECONDS)
+        trail.raise_failure()
+        assert [start for start, _ in spans] == [0, *(end for _, end in spans)][:-1]
+        assert all(0 < end - start <= batch for start, end in spans)
+        assert sum(end - start for start, end in spans) == total
 
 
-def test_the_writer_waits_for_the_slowest_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_writer_waits_for_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trail_module, "WINDOW_BYTES", 100)
-    trail = Trail(readers=2)
-    fast, slow = trail.spans(0, 0, 500), trail.spans(1, 0, 500)
+    trail = Trail()
+    spans = trail.spans(0, 500)
     trail.advance(100)
-    assert (next(fast), next(slow)) == ((0, 100), (0, 100))
-    with ThreadPoolExecutor(2) as pool:
+    assert next(spans) == (0, 100)
+    with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(trail.advance, 150)
-        assert next(fast) == (100, 150)
+        assert trail.wait_for(150) == 150
         assert not writing.done()
-        assert next(slow) == (100, 150)
+        assert next(spans) == (100, 150)
         writing.result(SECONDS)
 
 
 def test_a_failing_reader_stops_a_waiting_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trail_module, "WINDOW_BYTES", 100)
-    trail = Trail(readers=1)
+    trail = Trail()
     started = Event()
 
     def reader() -> None:
-        next(trail.spans(0, 0, 500))
+        next(trail.spans(0, 500))
         started.wait(SECONDS)
         raise ValueError("unreadable")
 
@@ -86,9 +87,9 @@ def test_a_failing_reader_stops_a_waiting_writer(monkeypatch: pytest.MonkeyPatch
 
 
 def test_closing_sends_waiting_readers_home() -> None:
-    trail = Trail(readers=1)
+    trail = Trail()
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(trail.run, lambda: list(trail.spans(0, 0, 500)).clear())
+        done = pool.submit(trail.run, lambda: list(trail.spans(0, 500)).clear())
         trail.close()
         done.result(SECONDS)
     trail.raise_failure()

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -85,12 +86,12 @@ def test_provenance_json_lists_every_tensor(plan: SplicePlan, out: Path) -> None
     assert provenance.operation == "splice"
     assert provenance.inputs == (selection,)
     assert provenance.outputs == result.outputs
-    assert result.outputs[0].sha256 == hashlib.sha256(out.read_bytes()).hexdigest()
+    assert result.outputs[0].blake3 == blake3(out.read_bytes()).hexdigest()
     written = open_gguf(out).tensors
     assert [t.name for t in provenance.tensors] == list(written)
     for origin in provenance.tensors:
         data = written[origin.name].parts()["data"].tobytes()
-        assert origin.sha256 == hashlib.sha256(data).hexdigest()
+        assert origin.blake3 == blake3(data).hexdigest()
         assert (origin.bytes, origin.copied) == (len(data), True)
     sources = {t.name: t.source for t in provenance.tensors}
     assert sources["blk.1.ffn_down_exps.weight"] == "q2"

@@ -55,7 +55,7 @@ class BlockCodec(Codec):
     ) -> Floats:
         data = data_part(self.qtype, parts, shape)
         out = np.empty(math.prod(shape), np.float32)
-        suspect = cpu.try_decode(self.qtype.gguf_id, data, out, threads=threads)
+        suspect = cpu.try_decode(self.qtype.gguf_id, data, out, fresh=True, threads=threads)
         if suspect is None:
             self._decode_by_reference(data, out, shape)
         elif suspect:
@@ -67,7 +67,7 @@ class BlockCodec(Codec):
     ) -> Halves:
         data = data_part(self.qtype, parts, shape)
         out = np.empty(math.prod(shape), np.uint16)
-        suspect = cpu.try_decode(self.qtype.gguf_id, data, out, threads=threads)
+        suspect = cpu.try_decode(self.qtype.gguf_id, data, out, fresh=True, threads=threads)
         if suspect is None or suspect:  # by way of float32, which names the block at fault
             return bfloat_bits(self.decode(parts, shape, threads))
         return out.reshape(shape)

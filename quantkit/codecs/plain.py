@@ -88,7 +88,7 @@ class Float32Codec(Codec):
     ) -> Halves:
         out = np.empty(math.prod(shape), np.uint16)
         data = data_part(self.qtype, parts, shape)
-        if cpu.try_decode(self.qtype.gguf_id, data, out, threads=threads) is None:
+        if cpu.try_decode(self.qtype.gguf_id, data, out, fresh=True, threads=threads) is None:
             return super().decode_bfloat(parts, shape, threads)
         return out.reshape(shape)
 
@@ -121,7 +121,7 @@ class HalfWidthCodec(Codec):
     ) -> Floats:
         data = data_part(self.qtype, parts, shape)
         out = np.empty(data.size // 2, np.float32)
-        if cpu.try_decode(self.qtype.gguf_id, data, out, threads=threads) is None:
+        if cpu.try_decode(self.qtype.gguf_id, data, out, fresh=True, threads=threads) is None:
             for start in range(0, out.size, CHUNK_ELEMENTS):
                 stop = min(start + CHUNK_ELEMENTS, out.size)
                 self._widen(data[2 * start : 2 * stop], out[start:stop])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-VERSION = 2
+VERSION = 3
 
 _i32, _i64, _f32 = ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _pointer = ctypes.c_void_p
@@ -47,7 +47,7 @@ FUNCTIONS: dict[str, Function] = {
     "qk_cpu_set_variant": Function(_i32, (_i32,)),
     "qk_cpu_variant": Function(ctypes.c_char_p),
     "qk_cpu_block": Function(_i32, (_i32, _i32, _i32_out, _i32_out)),
-    "qk_cpu_decode": Function(_i32, (_i32, _pointer, _pointer, _i32, _i64, _i32)),
+    "qk_cpu_decode": Function(_i32, (_i32, _pointer, _pointer, _i32, _i32, _i64, _i32)),
     "qk_cpu_encode": Function(_i32, (_i32, _pointer, _pointer, _f32, _pointer, _i64, _i64, _i32)),
 }
 

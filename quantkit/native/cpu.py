@@ -58,10 +58,18 @@ def set_variant(name: str | None) -> bool:
 
 
 def decode(
-    type_id: int, data: Bytes, out: npt.NDArray[np.generic], *, threads: int | None = None
+    type_id: int,
+    data: Bytes,
+    out: npt.NDArray[np.generic],
+    *,
+    fresh: bool = False,
+    threads: int | None = None,
 ) -> bool:
     """Decode whole blocks into `out`: float32, or uint16 for the bits of bfloat16.
 
+    `fresh` says that `out` was allocated for this call: stores past the caches, the best for a
+    large `out` that is used again, take three times as long where the kernel still has to
+    provide the pages.
     False when a block's scale is suspect: not finite, or so large that a value may overflow.
     """
     assert data.flags.c_contiguous
@@ -73,6 +81,7 @@ def decode(
         data.ctypes.data,
         out.ctypes.data,
         int(out.dtype == np.uint16),
+        int(fresh),
         out.size,
         lib.thread_count() if threads is None else threads,
     )
@@ -86,12 +95,13 @@ def try_decode(
     data: Bytes,
     out: npt.NDArray[np.generic],
     *,
+    fresh: bool = False,
     threads: int | None = None,
 ) -> bool | None:
     """`decode` where the library has the type: whether a scale is suspect; else None."""
     if type_id is None or not can_decode(type_id):
         return None
-    return not decode(type_id, np.ascontiguousarray(data), out, threads=threads)
+    return not decode(type_id, np.ascontiguousarray(data), out, fresh=fresh, threads=threads)
 
 
 def encode(

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.codec_tables [decode|encode]`: the figures of the codecs as two tables.
+"""`python -m tests.bench.codec_tables [decode|encode] [scalar|avx2|avx512]`: the codecs' figures.
 
 An asterisk marks a figure that misses the bound the project has set itself: one thread at least
 as fast as ggml's, two threads five times gguf-py, an error at most ggml's.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 
-from quantkit.native import lib
+from quantkit.native import cpu, lib
 from tests.bench import codecs
 
 DECODE_HEAD = (
     f"{'decode':<10}{'MB/s':>9}{'ggml':>9}{'x ggml':>9}  {'2 threads':>9}{'gguf-py':>9}{'x':>9}"
+    f"  {'reused':>9}"
 )
 ENCODE_HEAD = (
     f"{'encode':<10}{'values':<14}{'weights':<9}{'MB/s':>9}{'ggml':>9}{'x ggml':>9}  "
@@ -38,6 +39,7 @@ def decode_line(row: codecs.DecodeRow) -> str:
         f"{row.qtype.name:<10}{_number(row.one_thread, 9)}{_number(row.ggml, 9)}"
         f"{_ratio(row.of_ggml, codecs.MIN_OF_GGML, 9)}  {_number(row.many_threads, 9)}"
         f"{_number(row.gguf_py, 9)}{_ratio(row.of_gguf_py, bound, 9)}"
+        f"  {_number(row.reused, 9)}"
     )
 
 
@@ -53,8 +55,12 @@ def encode_line(row: codecs.EncodeRow) -> str:
 
 
 def main(which: set[str]) -> None:
-    """Print the tables named, or both."""
-    print(lib.load().diagnosis)
+    """Print the tables named, or both, with the instructions named, or the best."""
+    for variant in which & set(cpu.VARIANTS):
+        if not cpu.set_variant(variant):
+            sys.exit(f"this processor or build has no {variant}")
+    which -= set(cpu.VARIANTS)
+    print(f"{lib.library_path()}, {cpu.variant()}")
     if not which or "decode" in which:
         print(DECODE_HEAD)
         for decoded in codecs.decode_rows():

@@ -64,7 +64,8 @@ def test_variants_give_the_bits_of_the_scalar_one(qtype: QType, variant: str, dt
 @each_type
 @pytest.mark.parametrize("variant", ["scalar", "avx2", "avx512"])
 def test_outputs_past_the_caches_equal_small_ones(qtype: QType, variant: str) -> None:
-    # From 16 MiB on the results are streamed; whole tasks and a tail, and an odd address.
+    # From 16 MiB on the results are streamed unless the output is fresh: whole tasks and a tail,
+    # and an odd address.
     if not cpu.set_variant(variant):
         pytest.skip(f"this processor has no {variant}")
     n_blocks = (1 << 22) // qtype.block_size + 5
@@ -72,9 +73,11 @@ def test_outputs_past_the_caches_equal_small_ones(qtype: QType, variant: str) ->
     data = np.resize(unit, n_blocks * qtype.type_size)
     expected = np.resize(decoded(qtype, unit), n_blocks * qtype.block_size)
     space = np.full(expected.size + 3, 7, np.float32)
-    cpu.decode(qtype.gguf_id or 0, data, space[1:-2], threads=2)
-    assert_same(space[1:-2], expected)
-    assert space[0] == space[-1] == space[-2] == 7
+    for fresh in (False, True):
+        space[:] = 7
+        cpu.decode(qtype.gguf_id or 0, data, space[1:-2], fresh=fresh, threads=2)
+        assert_same(space[1:-2], expected)
+        assert space[0] == space[-1] == space[-2] == 7
 
 
 @each_type

@@ -34,11 +34,11 @@ def test_statuses_are_those_of_the_header() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
-        ((9999, 1, 1, 0, 32, 1), Status.NO_SUCH_TYPE),
-        ((2, 1, 1, 0, 31, 1), Status.BAD_ARGUMENT),
-        ((2, 1, 1, 0, -32, 1), Status.BAD_ARGUMENT),
-        ((2, None, 1, 0, 32, 1), Status.BAD_ARGUMENT),
-        ((2, None, None, 0, 0, 1), Status.OK),
+        ((9999, 1, 1, 0, 0, 32, 1), Status.NO_SUCH_TYPE),
+        ((2, 1, 1, 0, 0, 31, 1), Status.BAD_ARGUMENT),
+        ((2, 1, 1, 0, 0, -32, 1), Status.BAD_ARGUMENT),
+        ((2, None, 1, 0, 0, 32, 1), Status.BAD_ARGUMENT),
+        ((2, None, None, 0, 0, 0, 1), Status.OK),
     ],
 )
 def test_decode_refuses_by_status(

@@ -98,25 +98,31 @@ int64_t tasks_of(int64_t n, int64_t per_task) {
 // Small enough to balance threads, large enough that handing one out costs nothing.
 constexpr int64_t kDecodeTaskElements = 1 << 18;
 constexpr int64_t kEncodeTaskElements = 1 << 14;
-// An output that the last-level cache cannot keep anyway goes past it.
+// An output that caches cannot keep anyway goes past them, unless its pages are new: the kernel has
+// just written zeros there, and a store past the caches would have to wait for those.
 constexpr int64_t kStreamFromBytes = 16 << 20;
 
-int32_t decode(const DecodeEntry& type, const uint8_t* src, void* dst, bool bf16,
+struct Target {
+    void* dst;
+    bool bf16, fresh;
+};
+
+int32_t decode(const DecodeEntry& type, const uint8_t* src, const Target& target,
                int64_t n_elements, int32_t n_threads) {
     const int64_t n_blocks = n_elements / type.n_elements;
     const int64_t per_task = kDecodeTaskElements / type.n_elements;
-    const int64_t element_bytes = bf16 ? 2 : 4;
+    const int64_t element_bytes = target.bf16 ? 2 : 4;
     Store store = Store::kFloat;
-    if (bf16) {
+    if (target.bf16) {
         store = Store::kBfloat;
-    } else if (n_elements * element_bytes >= kStreamFromBytes) {
+    } else if (!target.fresh && n_elements * element_bytes >= kStreamFromBytes) {
         store = Store::kStreamedFloat;
     }
     std::atomic<uint32_t> suspect{0};
     run_tasks(tasks_of(n_blocks, per_task), n_threads, [&](int64_t task) {
         const int64_t first = task * per_task;
         const int64_t n = n_blocks - first < per_task ? n_blocks - first : per_task;
-        uint8_t* out = static_cast<uint8_t*>(dst) + first * type.n_elements * element_bytes;
+        uint8_t* out = static_cast<uint8_t*>(target.dst) + first * type.n_elements * element_bytes;
         if (type.run(src + first * type.n_bytes, n, out, store)) suspect = 1;
     });
     if (suspect) return fail(QK_NOT_FINITE, "a block with a scale that is not finite");
@@ -232,7 +238,7 @@ int32_t qk_cpu_block(int32_t op, int32_t ggml_type, int32_t* n_elements, int32_t
 }
 
 int32_t qk_cpu_decode(int32_t ggml_type, const void* src, void* dst, int32_t dst_bf16,
-                      int64_t n_elements, int32_t n_threads) {
+                      int32_t dst_fresh, int64_t n_elements, int32_t n_threads) {
     const qk::DecodeEntry* type = qk::find_decoder(ggml_type);
     if (type == nullptr) return fail(QK_NO_SUCH_TYPE, "no decoder of this type");
     if (n_elements < 0 || n_elements % type->n_elements != 0) {
@@ -241,8 +247,8 @@ int32_t qk_cpu_decode(int32_t ggml_type, const void* src, void* dst, int32_t dst
     if (n_elements == 0) return QK_OK;
     if (src == nullptr || dst == nullptr) return fail(QK_BAD_ARGUMENT, "a null pointer");
     return qk::guarded([&] {
-        return qk::decode(*type, static_cast<const uint8_t*>(src), dst, dst_bf16 != 0, n_elements,
-                          n_threads);
+        const qk::Target target = {dst, dst_bf16 != 0, dst_fresh != 0};
+        return qk::decode(*type, static_cast<const uint8_t*>(src), target, n_elements, n_threads);
     });
 }
 

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define QK_ABI_VERSION 2
+#define QK_ABI_VERSION 3
 
 #if defined(_WIN32)
 #define QK_API __declspec(dllexport)
@@ -48,9 +48,10 @@ QK_API int32_t qk_cpu_block(int32_t op, int32_t ggml_type, int32_t* n_elements, 
 /* n_elements values of src, whole blocks, to float32 or (dst_bf16) to bfloat16, rounded to nearest
  * even. QK_NOT_FINITE when a block's scale is infinite, NaN or so large that a product may
  * overflow: everything is decoded all the same, and the caller decides by looking at the values.
- * Plain floats (F32, F16, BF16) pass on what they hold. */
+ * Plain floats (F32, F16, BF16) pass on what they hold. dst_fresh: dst was allocated for this call,
+ * which decides the kind of stores and nothing else. */
 QK_API int32_t qk_cpu_decode(int32_t ggml_type, const void* src, void* dst, int32_t dst_bf16,
-                             int64_t n_elements, int32_t n_threads);
+                             int32_t dst_fresh, int64_t n_elements, int32_t n_threads);
 
 /* n_rows rows of row_length values, whole blocks, each channel weighted by importance[channel],
  * finite and not negative; NULL means 1 everywhere. QK_NOT_FINITE, with the index of the first

@@ -7,20 +7,30 @@ Each type has a readable reference in numpy, and most a twin in the native libra
 where the library is there: the same bits when decoding, at most the same error when encoding. Both
 release the interpreter lock, so callers may work on several tensors in threads. `threads` is how
 many the library itself may use for one call, by default QUANTKIT_THREADS or every processor.
+
+Arrays may also be torch tensors, of any device: the results are tensors of that device, computed
+there where `libquantkit_cuda` can (`quantkit.codecs.tensors`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 # Importing a module registers its codecs.
 from quantkit.codecs import affine, legacy, microscale, plain, reference  # noqa: F401
-from quantkit.codecs.base import Floats, Halves, codec_for, find_codec
+from quantkit.codecs.base import codec_for, find_codec
 from quantkit.codecs.blocks import checked_importance
 from quantkit.native import cpu
 from quantkit.qtypes import QType
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = TypeVar("Array", np.ndarray, "Tensor")
 
 __all__ = ["can_decode", "can_encode", "decode", "decode_bfloat", "encode", "implementation"]
 
@@ -47,42 +57,59 @@ def implementation(qtype: QType) -> str:
 
 def decode(
     qtype: QType,
-    parts: Mapping[str, np.ndarray],
+    parts: Mapping[str, Array],
     shape: tuple[int, ...],
     *,
     threads: int | None = None,
-) -> Floats:
+) -> Array:
     """The float32 values of a tensor, in `shape` (row-major).
 
     F32 gives a view of the part, read-only where the part is. FormatError: a type without
     decoder, bytes that do not match the shape, a block with a scale that is not finite, an integer
     that float32 cannot hold.
     """
-    return codec_for(qtype).decode(parts, tuple(shape), threads)
+    stored: Any = parts
+    values: Any
+    if any(map(_is_tensor, parts.values())):
+        from quantkit.codecs import tensors
+
+        values = tensors.decode(qtype, stored, tuple(shape), threads)
+    else:
+        values = codec_for(qtype).decode(stored, tuple(shape), threads)
+    return values
 
 
 def decode_bfloat(
     qtype: QType,
-    parts: Mapping[str, np.ndarray],
+    parts: Mapping[str, Array],
     shape: tuple[int, ...],
     *,
     threads: int | None = None,
-) -> Halves:
+) -> Array:
     """The values of `decode` rounded to bfloat16 (to nearest even), as bits: uint16 in `shape`.
 
-    `torch.from_numpy(bits).view(torch.bfloat16)` makes a tensor of them without a copy. BF16
-    gives a view of the part, read-only where the part is. Errors as for `decode`.
+    Tensors give bfloat16 itself; `torch.from_numpy(bits).view(torch.bfloat16)` makes such a tensor
+    of an array without a copy. BF16 gives a view of the part, read-only where the part is. Errors
+    as for `decode`.
     """
-    return codec_for(qtype).decode_bfloat(parts, tuple(shape), threads)
+    stored: Any = parts
+    values: Any
+    if any(map(_is_tensor, parts.values())):
+        from quantkit.codecs import tensors
+
+        values = tensors.decode_bfloat(qtype, stored, tuple(shape), threads)
+    else:
+        values = codec_for(qtype).decode_bfloat(stored, tuple(shape), threads)
+    return values
 
 
 def encode(
     qtype: QType,
-    values: np.ndarray,
-    importance: np.ndarray | None = None,
+    values: Array,
+    importance: np.ndarray | Tensor | None = None,
     *,
     threads: int | None = None,
-) -> dict[str, np.ndarray]:
+) -> dict[str, Array]:
     """The parts that store `values` (float32, (..., row)) in type `qtype`.
 
     `importance` is the mean square of each input channel, (row,) or (n_expert, row) for values of
@@ -90,6 +117,20 @@ def encode(
     Deterministic, whatever the number of threads. FormatError: a type without encoder, rows that
     are not whole blocks, values that are not finite or too large, importance of another shape.
     """
-    codec = codec_for(qtype)
-    array = np.asarray(values, np.float32)
-    return codec.encode(array, checked_importance(array, importance), threads)
+    given: Any = values
+    weights: Any = importance
+    parts: Any
+    if _is_tensor(values):
+        from quantkit.codecs import tensors
+
+        parts = tensors.encode(qtype, given, weights, threads)
+    else:
+        array = np.asarray(given, np.float32)
+        parts = codec_for(qtype).encode(array, checked_importance(array, weights), threads)
+    return parts
+
+
+def _is_tensor(value: object) -> bool:
+    """Whether torch made it. Where nothing has loaded torch, nothing did, and it stays unloaded."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

@@ -99,22 +99,32 @@ def codec_for(qtype: QType) -> Codec:
 
 def data_part(qtype: QType, parts: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> Bytes:
     """The `data` part as 1-D bytes, checked against what `shape` needs."""
+    require_part(qtype, parts)
+    data = parts[DATA].reshape(-1).view(np.uint8)
+    require_size(qtype, data.size, shape)
+    return data
+
+
+def require_part(qtype: QType, parts: Mapping[str, object]) -> None:
+    """FormatError without the `data` part."""
     if DATA not in parts:
         raise FormatError(
             f"a {qtype.name} tensor without its {DATA!r} part",
             value=sorted(parts),
             rule=f"parts of {qtype.name}: {DATA}",
         )
+
+
+def require_size(qtype: QType, n_bytes: int, shape: tuple[int, ...]) -> None:
+    """FormatError unless `n_bytes` are what whole rows of `shape` take."""
     require_whole_rows(qtype, shape)
-    data = parts[DATA].reshape(-1).view(np.uint8)
     expected = qtype.nbytes(math.prod(shape))
-    if data.size != expected:
+    if n_bytes != expected:
         raise FormatError(
             f"{qtype.name} data of the wrong size",
-            value=f"{data.size} bytes",
+            value=f"{n_bytes} bytes",
             rule=f"{expected} bytes for shape {shape}",
         )
-    return data
 
 
 def require_whole_rows(qtype: QType, shape: tuple[int, ...]) -> None:

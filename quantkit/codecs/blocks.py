@@ -137,7 +137,7 @@ class EncodingCodec(BlockCodec):
         if not len(blocks):
             return {DATA: out.reshape(-1)}
         native = cpu.can_encode(self.qtype.gguf_id)
-        for part, weights in _matrices(values, importance, self.qtype.block_size):
+        for part, weights in matrices(values, importance, self.qtype.block_size):
             matrix, packed = blocks[part.start : part.stop], out[part.start : part.stop]
             if native:
                 rows = np.ascontiguousarray(matrix).reshape(-1, values.shape[-1])
@@ -212,7 +212,7 @@ def as_columns(blocks: Floats) -> Floats:
     return np.ascontiguousarray(blocks.T)
 
 
-def _matrices(
+def matrices(
     values: Floats, importance: Doubles | None, block_size: int
 ) -> Iterator[tuple[range, Floats | None]]:
     """(blocks of one matrix, weights (row,) of its rows) for each matrix that shares weights.

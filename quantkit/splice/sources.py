@@ -1,8 +1,7 @@
-"""Hashes of the source files, each read once.
+"""Hashes of whole source files, each read once; for sources whose parts were never hashed.
 
-A selection says what the files were that were measured. Their hashes go into the hybrid's header
-before the first byte is copied, and are proved by threads that read the files while the copy
-runs: nothing gets its name before every file was found to be the one that was measured.
+A selection of an earlier version says what the files were that were measured. They are proved to be
+these by threads that read them while the copy runs: nothing gets its name before.
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@ counts. Sources are in the page cache for all.
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +34,15 @@ REPEATS = 5
 MIN_SHARE_OF_CP = 0.9
 MAX_MEMORY_MB = 300.0
 KIB = 1024
+# A process of its own, because a peak counts what the process held that started it.
+LAUNCHER = """
+import resource, subprocess, sys, time
+start = time.perf_counter()
+printed = subprocess.run(sys.argv[1:], check=True, capture_output=True, text=True).stdout
+print(time.perf_counter() - start)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+print(printed)
+"""
 
 
 def make_model(path: Path, seed: int) -> Path:
@@ -103,20 +110,10 @@ def make_selection(path: Path, base_path: Path, donor_path: Path, *, hashed: boo
 
 def _timed(command: list[str | Path]) -> tuple[float, float, str]:
     """Seconds of a process from its start to its end, peak of resident MB, and its output."""
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    printed = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    return seconds, _peak_mb(usage), printed
-
-
-def _peak_mb(usage: resource.struct_rusage) -> float:
-    return usage.ru_maxrss * KIB / 1e6
+    launch = [sys.executable, "-I", "-S", "-c", LAUNCHER, *command]
+    done = subprocess.run(launch, check=True, stdout=subprocess.PIPE, text=True)
+    seconds, peak, printed = done.stdout.split("\n", 2)
+    return float(seconds), float(peak) * KIB / 1e6, printed
 
 
 def run(folder: Path) -> Iterator[Figure]:

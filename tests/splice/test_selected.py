@@ -3,66 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from pathlib import Path
 
 import pytest
 
-from quantkit.artifacts.selection import Choice, Extreme, Goal, Selection, SelectionSource
-from quantkit.artifacts.store import FileId, load, save
-from quantkit.containers.base import spec_of
-from quantkit.containers.gguf import GGUFFile, gguf_header_bytes, open_gguf
-from quantkit.containers.gguf.contents import contents_of
+from quantkit.artifacts.selection import Selection
+from quantkit.artifacts.store import load, save
+from quantkit.containers.gguf import GGUFFile, open_gguf
 from quantkit.errors import ArtifactError
 from quantkit.splice import plan_from_selection, write_splice
 
-from .conftest import N_LAYERS, MakeModel, is_routed, leave_nothing
-
-OVERHEAD_BYTES = 4096
-SOURCES = {0: "iq4", 1: "q8", 2: "q2"}
-
-
-def identities(model: GGUFFile) -> tuple[FileId, ...]:
-    return tuple(
-        FileId(p.name, hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_size)
-        for p in model.shards
-    )
-
-
-@pytest.fixture
-def selection(base: GGUFFile, donors: dict[str, GGUFFile]) -> Selection:
-    """Each layer from another source, sizes as `measure` defines them; the base is called q8."""
-    models = {"q8": base, **donors}
-    choices = []
-    for layer in range(N_LAYERS):
-        names = [f"blk.{layer}.ffn_{kind}_exps.weight" for kind in ("gate", "up", "down")]
-        tensors = [models[SOURCES[layer]].tensors[name] for name in names]
-        types = {t.name: t.qtype.name for t in tensors}
-        nbytes = sum(-(-t.nbytes // 32) * 32 for t in tensors)
-        choices.append(Choice(layer, "layer", SOURCES[layer], types, 0.01, 0.001, nbytes))
-    header = gguf_header_bytes(
-        base.metadata.carried(), [spec_of(entry) for entry in base.tensors.values()]
-    )
-    rest = sum(-(-t.nbytes // 32) * 32 for n, t in base.tensors.items() if not is_routed(n))
-    fixed = header + OVERHEAD_BYTES + rest
-    return Selection(
-        name="test",
-        unit="layer",
-        goal=Goal(target_bytes=10**9, max_error=None),
-        sources=tuple(SelectionSource(name, identities(m)) for name, m in models.items()),
-        predicted_file_bytes=fixed + sum(choice.bytes for choice in choices),
-        predicted_error=0.03,
-        predicted_standard_error=0.002,
-        optimality_gap=0.0,
-        fixed_bytes=fixed,
-        overhead_bytes=OVERHEAD_BYTES,
-        floor=Extreme(1, 0.5),
-        ceiling=Extreme(2, 0.1),
-        floor_reasons=(),
-        choices=tuple(choices),
-        sensitivity=FileId("sensitivity.json", "b" * 64, 7),
-        command=("quantkit", "select"),
-    )
+from .conftest import MakeModel, flip, leave_nothing
 
 
 def test_selected_hybrid_has_the_predicted_size(
@@ -105,20 +56,6 @@ def test_prediction_that_does_not_fit(
     )
     with pytest.raises(ArtifactError, match="predicts another size"):
         plan_from_selection(wrong, base, donors)
-
-
-def flip(path: Path, byte: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[byte] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.fixture
-def hashed(selection: Selection, base: GGUFFile, donors: dict[str, GGUFFile]) -> Selection:
-    """The selection with the hashes that `measure` takes."""
-    models = {"q8": base, **donors}
-    found = {name: contents_of(model, model.tensors) for name, model in models.items()}
-    return dataclasses.replace(selection, contents=found)
 
 
 def test_an_earlier_versions_selection_has_the_files_hashed_whole(

@@ -23,6 +23,9 @@ Doubles = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.uint16]  # bits of 16-bit floats
 
+HUGE_PAGE_BYTES = 2 << 20
+HUGE_PAGES_FROM_BYTES = 8 << 20
+
 DATA = "data"  # the one part of every GGUF and every plain safetensors tensor
 
 
@@ -170,6 +173,20 @@ def beyond_magnitude(
         rule=f"finite values of magnitude up to {largest:g}",
         hint="a non-finite weight usually comes from a damaged file or an overflow upstream",
     )
+
+
+def new_output(n_elements: int, dtype: npt.DTypeLike) -> np.ndarray:
+    """An array (n_elements,) to decode into, uninitialised; a large one at a huge page's start.
+
+    numpy asks the kernel for huge pages, but only whole ones inside an allocation can be.
+    """
+    n_bytes = n_elements * np.dtype(dtype).itemsize
+    if n_bytes < HUGE_PAGES_FROM_BYTES:
+        return np.empty(n_elements, dtype)
+    whole_bytes = -(-n_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    space = np.empty(whole_bytes + HUGE_PAGE_BYTES, np.uint8)
+    start = -space.ctypes.data % HUGE_PAGE_BYTES
+    return space[start : start + n_bytes].view(dtype)
 
 
 def bfloat_bits(values: Floats) -> Halves:

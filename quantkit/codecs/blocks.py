@@ -21,6 +21,7 @@ from quantkit.codecs.base import (
     beyond_magnitude,
     bfloat_bits,
     data_part,
+    new_output,
     require_magnitude,
     require_whole_rows,
 )
@@ -54,7 +55,7 @@ class BlockCodec(Codec):
         self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
     ) -> Floats:
         data = data_part(self.qtype, parts, shape)
-        out = np.empty(math.prod(shape), np.float32)
+        out = new_output(math.prod(shape), np.float32)
         suspect = cpu.try_decode(self.qtype.gguf_id, data, out, fresh=True, threads=threads)
         if suspect is None:
             self._decode_by_reference(data, out, shape)
@@ -66,7 +67,7 @@ class BlockCodec(Codec):
         self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
     ) -> Halves:
         data = data_part(self.qtype, parts, shape)
-        out = np.empty(math.prod(shape), np.uint16)
+        out = new_output(math.prod(shape), np.uint16)
         suspect = cpu.try_decode(self.qtype.gguf_id, data, out, fresh=True, threads=threads)
         if suspect is None or suspect:  # by way of float32, which names the block at fault
             return bfloat_bits(self.decode(parts, shape, threads))

@@ -22,6 +22,7 @@ from quantkit.codecs.base import (
     Halves,
     bfloat_bits,
     data_part,
+    new_output,
     register,
     require_magnitude,
 )
@@ -86,7 +87,7 @@ class Float32Codec(Codec):
     def decode_bfloat(
         self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
     ) -> Halves:
-        out = np.empty(math.prod(shape), np.uint16)
+        out = new_output(math.prod(shape), np.uint16)
         data = data_part(self.qtype, parts, shape)
         if cpu.try_decode(self.qtype.gguf_id, data, out, fresh=True, threads=threads) is None:
             return super().decode_bfloat(parts, shape, threads)
@@ -120,7 +121,7 @@ class HalfWidthCodec(Codec):
         self, parts: Mapping[str, np.ndarray], shape: tuple[int, ...], threads: int | None = None
     ) -> Floats:
         data = data_part(self.qtype, parts, shape)
-        out = np.empty(data.size // 2, np.float32)
+        out = new_output(data.size // 2, np.float32)
         if cpu.try_decode(self.qtype.gguf_id, data, out, fresh=True, threads=threads) is None:
             for start in range(0, out.size, CHUNK_ELEMENTS):
                 stop = min(start + CHUNK_ELEMENTS, out.size)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quantkit.codecs import can_decode, decode
+from quantkit.codecs.base import HUGE_PAGE_BYTES, HUGE_PAGES_FROM_BYTES, new_output
 from quantkit.errors import FormatError
 from quantkit.qtypes import QTYPES, QType, by_gguf_id, by_name
 from tests.ggml import Ggml
@@ -211,3 +212,16 @@ def test_decode_refuses_an_opaque_type() -> None:
     with pytest.raises(FormatError, match="no codec reads TYPE_153"):
         decode(by_gguf_id(153), {"data": np.zeros(16, np.uint8)}, (16,))
     assert not can_decode(by_gguf_id(153))
+
+
+@pytest.mark.parametrize("n_elements", [0, 7, (1 << 21) - 1, 1 << 21, (3 << 20) + 5])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_large_outputs_start_at_a_huge_page(n_elements: int, dtype: type) -> None:
+    out = new_output(n_elements, dtype)
+    assert (out.shape, out.dtype) == ((n_elements,), dtype)
+    assert out.flags.c_contiguous
+    assert out.flags.writeable
+    if out.nbytes >= HUGE_PAGES_FROM_BYTES:
+        assert out.ctypes.data % HUGE_PAGE_BYTES == 0
+    out[:] = 3  # all of it is there
+    assert (out == 3).all()

@@ -144,8 +144,8 @@ struct Q4_1 {
     static constexpr affine::Cuts kCuts = {
         {-0.03f, -0.01f, 0.01f, 0.03f, 0.05f, 0.07f, 0.09f, 0.12f, 0.16f, 0.22f}};
     static constexpr bool kAffine = true;
-    static constexpr CutList<5> kPlainGuesses = {
-        {{-0.02f, 0.02f}, {0.02f, 0.0f}, {0.0f, 0.02f}, {0.02f, -0.02f}, {0.02f, 0.02f}}};
+    static constexpr CutList<3> kPlainGuesses = {
+        {{-0.01f, 0.029f}, {0.02f, 0.02f}, {0.029f, -0.01f}}};
     template <class I>
     QK_HD static void pack(const I* codes, I* words) {
         nibble_words(codes, words);

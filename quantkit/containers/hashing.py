@@ -15,9 +15,6 @@ from blake3 import blake3
 from quantkit.containers.ranges import ByteRange, iterate_range
 from quantkit.errors import ContainerError
 
-# A piece stays in the second-level cache between the read and the hash.
-CACHED_BYTES = 256 << 10
-
 
 def sha256_range(
     source: ByteRange, *, on_bytes: Callable[[int], object] = lambda count: None
@@ -41,7 +38,7 @@ def blake3_ranges(
     """Hex digest of byte ranges, one after the other."""
     digest = blake3()
     for source in sources:
-        for piece in iterate_range(source, CACHED_BYTES):
+        for piece in iterate_range(source):
             digest.update(piece)
             on_bytes(len(piece))
     return digest.hexdigest()

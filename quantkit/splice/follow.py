@@ -22,13 +22,13 @@ from quantkit.artifacts.provenance import WrittenFile
 from quantkit.containers.base import TensorSpec
 from quantkit.containers.gguf import open_gguf
 from quantkit.containers.gguf.write import ShardPlan
-from quantkit.containers.hashing import CACHED_BYTES, blake3_ranges
+from quantkit.containers.hashing import blake3_ranges
 from quantkit.containers.ranges import READ_STEP_BYTES, ByteRange, iterate_range
 from quantkit.errors import ArtifactError, ContainerError, QuantkitError
 from quantkit.files import open_input
 from quantkit.splice.trail import Trail
 
-SYNC_STEP_BYTES = 32 << 20
+SYNC_STEP_BYTES = 16 << 20
 
 
 class Followers:
@@ -91,7 +91,7 @@ class Followers:
     def _pieces(self, path: Path, start: int, begin: int, end: int) -> Iterator[memoryview]:
         """Bytes [begin, end) of a file that starts at `start`, as they become readable."""
         for first, last in self._trail.spans(start + begin, start + end):
-            yield from iterate_range(ByteRange(path, first - start, last - first), CACHED_BYTES)
+            yield from iterate_range(ByteRange(path, first - start, last - first))
 
     def _check_tensor(self, spec: TensorSpec, final: Path, written: ByteRange) -> None:
         assert isinstance(spec.source, ByteRange)

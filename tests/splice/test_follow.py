@@ -46,7 +46,6 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "COPY_STEP_BYTES", 3000)
     monkeypatch.setattr(trail, "WINDOW_BYTES", 5000)
     monkeypatch.setattr(trail, "BATCH_BYTES", 1111)
-    monkeypatch.setattr(follow, "CACHED_BYTES", 257)
     monkeypatch.setattr(follow, "SYNC_STEP_BYTES", 20_000)
 
 
